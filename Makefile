@@ -1,0 +1,106 @@
+# idem: idempotency keys inside PostgreSQL.  `make help` lists the targets.
+#
+# The file has two halves.  The targets of the house (check, demo, …) must
+# work on a machine that has no PostgreSQL yet, and PGXS has a "check" of its
+# own that only says "not supported"; so PGXS is included only where none of
+# the house's targets is asked for.  `make check install` works all the same:
+# the house hands what it does not know to a make of its own.
+
+PG_CONFIG ?= pg_config
+export PG_CONFIG
+
+HOUSE = check demo deps lint dist help
+
+# Writing into PostgreSQL's directories takes root.  As another user the house
+# asks sudo, unless those directories are the user's own.
+SUDO = $(if $(filter 0,$(shell id -u)),,$(if $(shell \
+	test -w "`$(PG_CONFIG) --pkglibdir`" && echo yes),,sudo))
+MAKE_INSTALL = $(SUDO) $(MAKE) --no-print-directory install \
+	PG_CONFIG="$(PG_CONFIG)"
+
+ifneq (,$(filter $(HOUSE),$(MAKECMDGOALS)))
+
+OTHERS = $(filter-out $(HOUSE),$(MAKECMDGOALS))
+.PHONY: $(HOUSE) $(OTHERS)
+.NOTPARALLEL:
+
+#:  check         install what the tests need, build, install, and run them all
+check:
+	test/deps all
+	+$(MAKE) --no-print-directory all
+	+$(MAKE_INSTALL)
+	test/check
+
+#:  demo          the double-billing story: naive handler against idem
+demo:
+	test/deps demo
+	+$(MAKE) --no-print-directory all
+	+$(MAKE_INSTALL)
+	test/with-cluster test/demo/run $(DEMO_ARGS)
+
+#:  deps          install what building and testing need (Debian, Ubuntu)
+deps:
+	test/deps all
+
+#:  lint          warnings as errors, assert build, cppcheck, clang-tidy, layout
+lint:
+	test/lint
+
+#:  dist          a PGXN archive of the committed tree
+DIST = idem-$(shell sed -n 's/^   "version": "\(.*\)",$$/\1/p' META.json)
+dist:
+	git archive --format=zip --prefix=$(DIST)/ -o $(DIST).zip HEAD
+	@echo $(DIST).zip
+
+help:
+	@echo 'Targets; PG_CONFIG=/path/to/pg_config names another PostgreSQL:'
+	@sed -n 's/^#://p' Makefile
+
+$(OTHERS):
+	+$(MAKE) --no-print-directory $@
+
+else # what PGXS does
+
+#:  all           build idem (the default)
+#:  install       install it into the PostgreSQL of PG_CONFIG
+#:  installcheck  regression and isolation tests on the server PG* points to
+#:  clean         remove what was built and what the tests left
+#:  uninstall     remove idem's files from that PostgreSQL
+#:  help          this list
+
+EXTENSION = idem
+MODULE_big = idem
+OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+DATA = $(sort $(wildcard src/idem--*.sql))
+PGFILEDESC = "idem - idempotency keys"
+
+# Warnings are wanted here, but a newer compiler's must not break an install:
+# only `make lint` turns them into errors.  The two that are off fire in
+# PostgreSQL's own headers and calling conventions.
+PG_CFLAGS = -Wextra -Wno-unused-parameter -Wno-sign-compare
+
+# pg_regress runs the named tests one after the other, each alone.
+REGRESS := $(sort $(basename $(notdir $(wildcard sql/*.sql))))
+REGRESS_OPTS = --encoding=UTF8 --no-locale
+ISOLATION := $(sort $(basename $(notdir $(wildcard test/specs/*.spec))))
+ISOLATION_OPTS = --inputdir=test --encoding=UTF8 --no-locale
+EXTRA_CLEAN = results regression.diffs regression.out output_iso tmp_check \
+	$(wildcard idem-*.zip)
+
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+ifeq (,$(wildcard $(PGXS)))
+$(error No PostgreSQL to build with: $(PG_CONFIG) --pgxs names no file. \
+Install its development package ("make deps" does on Debian and Ubuntu), \
+or set PG_CONFIG)
+endif
+
+# Bitcode for the JIT compiler is made only where the compiler that this
+# PostgreSQL was configured with is there.
+CLANG_USED := $(shell sed -n 's/^CLANG *= *//p' $(dir $(PGXS))../Makefile.global)
+ifeq (,$(shell command -v $(firstword $(CLANG_USED)) 2>/dev/null))
+override with_llvm := no
+endif
+
+include $(PGXS)
+
+endif

@@ -1,0 +1,594 @@
+/*-------------------------------------------------------------------------
+ *
+ * claim.c
+ *	  Claim, complete and release keys inside a transaction.
+ *
+ * The order of steps is what makes it safe:
+ *
+ * 1. The claims of this transaction are asked first; they need no lock.
+ * 2. The key is locked.  If that would wait, the key is looked up without
+ *	  the lock: a record that is final and committed is the answer, since
+ *	  nothing but idem_forget() can change it.  Otherwise the lock is waited
+ *	  for, until the caller's deadline.
+ * 3. Invalidations are accepted, and the key is looked up in every
+ *	  generation as of now, not as of some snapshot that is older than the
+ *	  lock.  A record that another transaction is just writing without the
+ *	  lock (a plain INSERT, or a claim made good early) makes us let go of
+ *	  the lock and wait for that transaction; then start over.
+ * 4. A record is answered, and this call's own acquisition of the lock is
+ *	  undone.  An absence is a claim: the lock stays to the end of the
+ *	  (sub)transaction, nothing is written yet.
+ *
+ * So between the look-up that found nothing and the commit of the completion
+ * nobody else gets past step 2, and whoever comes after sees the record.
+ *
+ * A transaction of very many claims would run out of shared lock table.
+ * Beyond half of max_locks_per_transaction a claim is made good at once: a
+ * record with status "released" is inserted, which means "nothing was done"
+ * should it ever be committed, and the key's lock is let go.  Others then
+ * find the uncommitted row in step 3.
+ *
+ * Nothing here may turn a failure into an answer: each function either
+ * reaches its answer by the steps above or raises an error.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "bookkeeping.h"
+#include "claim.h"
+#include "compat.h"
+#include "fingerprint.h"
+#include "idem.h"
+#include "key.h"
+#include "pending.h"
+#include "record.h"
+#include "store.h"
+#include "wait.h"
+#include "write.h"
+
+/* How lock_and_find() left the key */
+typedef enum KeyState
+{
+	KEY_LOCKED,
+	KEY_ANSWERED,				/* not locked: a final record stands */
+	KEY_NOT_LOCKED				/* the deadline has passed */
+} KeyState;
+
+const char *
+idem_answer_name(IdemAnswer answer)
+{
+	switch (answer)
+	{
+		case ANSWER_CLAIMED:
+			return "claimed";
+		case ANSWER_HELD:
+			return "held";
+		case ANSWER_COMPLETED:
+			return "completed";
+		case ANSWER_SKIPPED:
+			return "skipped";
+		case ANSWER_IN_PROGRESS:
+			return "in_progress";
+		case ANSWER_KEY_REUSED:
+			return "key_reused";
+		case ANSWER_UNCERTAIN:
+			return "uncertain";
+		case ANSWER_TOO_LATE:
+			return "too_late";
+		case ANSWER_RELEASED:
+			return "released";
+	}
+	pg_unreachable();
+}
+
+/*
+ * The deadline that the setting idem.wait_timeout gives a call made now.
+ */
+TimestampTz
+idem_deadline_default(void)
+{
+	if (idem_wait_timeout < 0)
+		return DT_NOEND;
+	return GetCurrentTimestamp() + idem_wait_timeout * INT64CONST(1000);
+}
+
+/*
+ * Refuse what cannot end in a durable record, before any lock is taken.
+ */
+void
+idem_check_may_write(const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfParallelMode(function);
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot execute %s within a security-restricted operation",
+						function),
+				 errhint("Do not call it in index expressions, materialized views or anything else that maintenance commands evaluate.")));
+}
+
+/*
+ * Raise the error that stands for an answer, if it is one that idem_claim()
+ * raises.  "record" may be empty.
+ */
+void
+idem_raise_answer(IdemAnswer answer, Oid store, text *key,
+				  const IdemRecord *record)
+{
+	char	   *name = text_to_cstring(key);
+
+	switch (answer)
+	{
+		case ANSWER_IN_PROGRESS:
+			if (record->found && record->status == IDEM_LEASED &&
+				!record->nulls[IDEM_LEASE_UNTIL])
+				ereport(ERROR,
+						(errcode(ERRCODE_IDEM_IN_PROGRESS),
+						 errmsg("operation is in progress under a lease"),
+						 errdetail("The lease of key \"%s\" in store %s ends at %s.",
+								   name, idem_store_name(store),
+								   timestamptz_to_str(DatumGetTimestampTz(record->values[IDEM_LEASE_UNTIL]))),
+						 errhint("Retry after the lease has ended.")));
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_IN_PROGRESS),
+					 errmsg("operation is still in progress in another transaction"),
+					 errdetail("The key is \"%s\" in store %s.",
+							   name, idem_store_name(store)),
+					 errhint("Retry later, or wait longer: see the argument \"wait\" and the setting \"idem.wait_timeout\".")));
+			break;
+		case ANSWER_KEY_REUSED:
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_KEY_REUSED),
+					 errmsg("idempotency key was used before with a different request"),
+					 errdetail("The key is \"%s\" in store %s.",
+							   name, idem_store_name(store)),
+					 errhint("A key names one intended operation; use a new key for a new one, and leave volatile fields out of the request.")));
+			break;
+		case ANSWER_UNCERTAIN:
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_UNCERTAIN),
+					 errmsg("outcome of the operation is uncertain: its lease ran out"),
+					 errdetail("The key is \"%s\" in store %s.",
+							   name, idem_store_name(store)),
+					 errhint("Find out whether the effect happened, then call idem_resolve().")));
+			break;
+		case ANSWER_TOO_LATE:
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_TOO_LATE),
+					 errmsg("operation was first sent before what the store still knows"),
+					 errdetail("The key is \"%s\" in store %s.",
+							   name, idem_store_name(store)),
+					 errhint("Its record may have expired, so running it could be a second run; find out whether it was done.")));
+			break;
+		default:
+			break;
+	}
+	pfree(name);
+}
+
+static bool
+is_final(const IdemRecord *record)
+{
+	return record->found && (record->status == IDEM_COMPLETED ||
+							 record->status == IDEM_SKIPPED);
+}
+
+/*
+ * Lock "key" and look it up, waiting until the deadline for whoever holds it
+ * or is writing its record.
+ *
+ * With "peek", a key that cannot be locked at once is first looked up without
+ * the lock, never waiting: a final, committed record is then the answer, so
+ * that many waiters are answered together and a momentary holder does not
+ * make a completed key look busy.
+ */
+static KeyState
+lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
+			  TimestampTz deadline, bool peek, IdemRecord *record)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_key_lock(tag, NULL))
+		{
+			memset(record, 0, sizeof(IdemRecord));
+			if (peek)
+			{
+				*store = idem_store_refresh(*store);
+				idem_record_find(*store, key, record);
+				if (is_final(record) && !TransactionIdIsValid(record->in_flux))
+					return KEY_ANSWERED;
+			}
+			if (!idem_key_lock_wait(tag, deadline))
+				return KEY_NOT_LOCKED;
+		}
+
+		*store = idem_store_refresh(*store);
+		idem_record_find(*store, key, record);
+		if (!TransactionIdIsValid(record->in_flux))
+			return KEY_LOCKED;
+		idem_key_unlock(tag);
+		if (!idem_xact_wait(record->in_flux, deadline))
+			return KEY_NOT_LOCKED;
+	}
+}
+
+/*
+ * What a record that stands means to somebody who claims its key.
+ */
+static IdemAnswer
+judge(const IdemRecord *record, Jsonb *request)
+{
+	Datum		lease_until = record->values[IDEM_LEASE_UNTIL];
+
+	if (request != NULL && !record->nulls[IDEM_FINGERPRINT] &&
+		(record->status == IDEM_COMPLETED || record->status == IDEM_LEASED) &&
+		!idem_fingerprint_matches(DatumGetUUIDP(record->values[IDEM_FINGERPRINT]),
+								  request))
+		return ANSWER_KEY_REUSED;
+
+	switch (record->status)
+	{
+		case IDEM_COMPLETED:
+			return ANSWER_COMPLETED;
+		case IDEM_SKIPPED:
+			return ANSWER_SKIPPED;
+		case IDEM_LEASED:
+			if (!record->nulls[IDEM_LEASE_UNTIL] &&
+				DatumGetTimestampTz(lease_until) > GetCurrentTimestamp())
+				return ANSWER_IN_PROGRESS;
+			return ANSWER_UNCERTAIN;
+		default:
+			Assert(record->status == IDEM_RELEASED);
+			return ANSWER_CLAIMED;
+	}
+}
+
+/*
+ * Could the record of an operation that was first sent then have expired?
+ * To be asked after the look-up: an emptying in between has moved the
+ * watermark before the records were gone.
+ */
+static bool
+may_have_expired(Oid store, TimestampTz first_sent)
+{
+	IdemStoreState state;
+	TimestampTz known_since;
+
+	idem_state_read(store, &state);
+	known_since = state.watermark;
+	if (state.expires)
+		known_since = Max(known_since,
+						  GetCurrentTimestamp() -
+						  state.retention * USECS_PER_SEC);
+	return first_sent < known_since;
+}
+
+/*
+ * Start a new record; the columns not set here are NULL.
+ */
+static void
+new_record(text *key, const char *status, TimestampTz claimed_at,
+		   IdemRecord *record)
+{
+	memset(record, 0, sizeof(IdemRecord));
+	record->found = record->own = true;
+	record->values = palloc0(sizeof(Datum) * IDEM_NCOLUMNS);
+	record->nulls = palloc(sizeof(bool) * IDEM_NCOLUMNS);
+	memset(record->nulls, true, sizeof(bool) * IDEM_NCOLUMNS);
+	record->values[IDEM_KEY] = PointerGetDatum(key);
+	record->nulls[IDEM_KEY] = false;
+	record->values[IDEM_STATUS] = CStringGetTextDatum(status);
+	record->nulls[IDEM_STATUS] = false;
+	record->values[IDEM_ATTEMPTS] = Int32GetDatum(0);
+	record->nulls[IDEM_ATTEMPTS] = false;
+	record->values[IDEM_CLAIMED_AT] = TimestampTzGetDatum(claimed_at);
+	record->nulls[IDEM_CLAIMED_AT] = false;
+	record->values[IDEM_COMPLETED_AT] = TimestampTzGetDatum(GetCurrentTimestamp());
+	record->nulls[IDEM_COMPLETED_AT] = false;
+}
+
+/*
+ * How often the operation of a replaced record was tried before.
+ */
+static int32
+attempts_of(const IdemRecord *record)
+{
+	if (!record->found || record->nulls[IDEM_ATTEMPTS])
+		return 0;
+	return DatumGetInt32(record->values[IDEM_ATTEMPTS]);
+}
+
+/*
+ * Replace the key's lock by an uncommitted row that others wait for.
+ */
+static void
+make_good(IdemStore *store, text *key, const IdemRecord *old,
+		  TimestampTz claimed_at)
+{
+	IdemRecord	record;
+
+	new_record(key, "released", claimed_at, &record);
+	record.status = IDEM_RELEASED;
+	record.values[IDEM_ATTEMPTS] = Int32GetDatum(attempts_of(old));
+	idem_record_write(store, key, old->found ? old : NULL, &record);
+}
+
+/*
+ * Claim "key".  Never raises an error for the state of the key, except 40001.
+ *
+ * On ANSWER_CLAIMED the key's lock is held to the end of the (sub)transaction
+ * (or an uncommitted row stands for it); on any other answer this call holds
+ * nothing, and *record is what it was read from.
+ */
+IdemAnswer
+idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
+			   IdemRecord *record)
+{
+	IdemStore  *store;
+	LOCKTAG		tag;
+	uint64		hash;
+	IdemClaim  *claim;
+	IdemClaimStatus status;
+
+	store = idem_store_open(options->store, ACL_INSERT | ACL_SELECT,
+							RowExclusiveLock);
+	hash = idem_key_hash(store->relid, key);
+	idem_key_locktag(&tag, hash);
+
+	claim = idem_pending_find(store->relid, key, hash);
+	if (claim != NULL && claim->status.state == CLAIM_HELD)
+	{
+		memset(record, 0, sizeof(IdemRecord));
+		return ANSWER_HELD;
+	}
+	if (claim != NULL && claim->status.state == CLAIM_COMPLETED)
+	{
+		idem_record_find(store, key, record);
+		if (record->found && record->own)
+			return judge(record, request);
+	}
+
+	switch (lock_and_find(&store, key, &tag, options->deadline, true, record))
+	{
+		case KEY_NOT_LOCKED:
+			return ANSWER_IN_PROGRESS;
+		case KEY_ANSWERED:
+			if (record->snapshot_differs)
+				idem_raise_conflict(store->relid, key);
+			idem_record_make_durable(record);
+			return judge(record, request);
+		case KEY_LOCKED:
+			break;
+	}
+	if (record->snapshot_differs)
+		idem_raise_conflict(store->relid, key);
+
+	if (record->found)
+	{
+		IdemAnswer	answer = judge(record, request);
+
+		if (answer != ANSWER_CLAIMED)
+		{
+			idem_key_unlock(&tag);
+			idem_record_make_durable(record);
+			return answer;
+		}
+	}
+	else if (options->has_first_sent &&
+			 may_have_expired(store->relid, options->first_sent))
+	{
+		idem_key_unlock(&tag);
+		return ANSWER_TOO_LATE;
+	}
+
+	claim = idem_pending_add(store->relid, key, hash);
+	status = claim->status;
+	status.state = CLAIM_HELD;
+	status.claimed_at = GetCurrentTimestamp();
+	status.has_fingerprint = request != NULL;
+	if (request != NULL)
+		idem_fingerprint_compute(request, &status.fingerprint);
+	status.has_row = idem_pending_locks() >= max_locks_per_xact / 2;
+	if (!status.has_row)
+		status.locked = true;
+	else
+	{
+		make_good(store, key, record, status.claimed_at);
+		idem_key_unlock(&tag);
+	}
+	idem_pending_set(claim, &status);
+	return ANSWER_CLAIMED;
+}
+
+/*
+ * Raise ID005.
+ */
+void
+idem_raise_not_claimed(Oid store, text *key, const char *why)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_NOT_CLAIMED),
+			 errmsg_internal("%s", why),
+			 errdetail("The key is \"%s\" in store %s.",
+					   text_to_cstring(key), idem_store_name(store)),
+			 errhint("A claim is completed once, in the transaction that made it; a lease in a later one, with its latest token.")));
+}
+
+/*
+ * The claim of "key" that this transaction holds, or error ID005.
+ */
+static IdemClaim *
+held_claim(Oid store, text *key)
+{
+	IdemClaim  *claim = idem_pending_find(store, key,
+										  idem_key_hash(store, key));
+
+	if (claim != NULL && claim->status.state == CLAIM_COMPLETED)
+		idem_raise_not_claimed(store, key,
+							   "operation is already completed in this transaction");
+	if (claim == NULL || claim->status.state != CLAIM_HELD)
+		idem_raise_not_claimed(store, key,
+							   "operation is not claimed by this transaction");
+	if (!claim->status.has_row)
+	{
+		LOCKTAG		tag;
+
+		idem_key_locktag(&tag, claim->hash);
+		if (!idem_lock_held(&tag, ExclusiveLock))
+			elog(ERROR, "lost the lock of idempotency key \"%s\"",
+				 text_to_cstring(key));
+	}
+	return claim;
+}
+
+/*
+ * Write the completion of a key that this transaction has claimed.
+ * *written is the record as stored.
+ */
+void
+idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
+					IdemRecord *written)
+{
+	IdemStore  *store = idem_store_open(storeid, ACL_INSERT | ACL_SELECT,
+										RowExclusiveLock);
+	IdemClaim  *claim = held_claim(storeid, key);
+	IdemClaimStatus status = claim->status;
+	IdemRecord	old;
+
+	/* Look again: rows can be written without the key's lock */
+	for (;;)
+	{
+		idem_record_find(store, key, &old);
+		if (!TransactionIdIsValid(old.in_flux))
+			break;
+		(void) idem_xact_wait(old.in_flux, DT_NOEND);
+		store = idem_store_refresh(store);
+	}
+	if (old.snapshot_differs ||
+		(old.found && old.status != IDEM_RELEASED) ||
+		(status.has_row && !(old.found && old.own)))
+		idem_raise_conflict(storeid, key);
+
+	new_record(key, "completed", status.claimed_at, written);
+	written->status = IDEM_COMPLETED;
+	written->values[IDEM_ATTEMPTS] = Int32GetDatum(attempts_of(&old) + 1);
+	if (status.has_fingerprint)
+	{
+		written->values[IDEM_FINGERPRINT] = UUIDPGetDatum(&status.fingerprint);
+		written->nulls[IDEM_FINGERPRINT] = false;
+	}
+	written->values[IDEM_RESULT] = result;
+	written->nulls[IDEM_RESULT] = isnull;
+	idem_record_write(store, key, old.found ? &old : NULL, written);
+
+	status.state = CLAIM_COMPLETED;
+	idem_pending_set(claim, &status);
+}
+
+/*
+ * Find the record of a key that this transaction has completed; false if it
+ * has not.
+ */
+bool
+idem_find_own_completion(Oid storeid, text *key, IdemRecord *record)
+{
+	IdemStore  *store = idem_store_open(storeid, ACL_INSERT | ACL_SELECT,
+										RowExclusiveLock);
+
+	idem_record_find(store, key, record);
+	return record->found && record->own && record->status == IDEM_COMPLETED;
+}
+
+/*
+ * Give up a claim of this transaction; false if it holds none.  The key's
+ * lock stays to the end of the (sub)transaction, since a savepoint can still
+ * take the release back.
+ */
+bool
+idem_release_claim(Oid store, text *key)
+{
+	IdemClaim  *claim = idem_pending_find(store, key,
+										  idem_key_hash(store, key));
+	IdemClaimStatus status;
+
+	if (claim == NULL || claim->status.state != CLAIM_HELD)
+		return false;
+	status = claim->status;
+	status.state = CLAIM_NONE;
+	status.has_row = false;
+	idem_pending_set(claim, &status);
+	return true;
+}
+
+/*
+ * Delete the record of a key, wherever it is; false if there is none.  Waits
+ * for the key as a claim does, up to idem.wait_timeout.  If something was
+ * deleted, the lock stays to the end of the (sub)transaction.
+ */
+bool
+idem_forget_key(Oid storeid, text *key)
+{
+	IdemStore  *store = idem_store_open(storeid, ACL_DELETE,
+										RowExclusiveLock);
+	uint64		hash = idem_key_hash(store->relid, key);
+	IdemClaim  *claim = idem_pending_find(store->relid, key, hash);
+	IdemRecord	record;
+	LOCKTAG		tag;
+
+	if (claim != NULL && claim->status.state == CLAIM_HELD)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot forget a key that this transaction has claimed"),
+				 errdetail("The key is \"%s\" in store %s.",
+						   text_to_cstring(key), idem_store_name(storeid)),
+				 errhint("Call idem_release() to give the claim up.")));
+
+	idem_key_locktag(&tag, hash);
+	if (lock_and_find(&store, key, &tag, idem_deadline_default(), false,
+					  &record) == KEY_NOT_LOCKED)
+		idem_raise_answer(ANSWER_IN_PROGRESS, storeid, key, &record);
+	if (record.snapshot_differs)
+		idem_raise_conflict(storeid, key);
+	if (!record.found)
+	{
+		idem_key_unlock(&tag);
+		return false;
+	}
+
+	/* Rows copied in by hand can make it stand more than once */
+	while (record.found)
+	{
+		int			count = record.count;
+
+		idem_record_delete(store, key, &record);
+		store = idem_store_refresh(store);
+		idem_record_find(store, key, &record);
+		if (record.count >= count)
+			ereport(ERROR,
+					(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+					 errmsg("record of an idempotency key was not deleted"),
+					 errdetail("The key is \"%s\" in store %s.",
+							   text_to_cstring(key), idem_store_name(storeid)),
+					 errhint("A trigger of the store suppresses the deletion; remove it.")));
+	}
+	if (claim != NULL)
+	{
+		IdemClaimStatus status = claim->status;
+
+		status.state = CLAIM_NONE;
+		idem_pending_set(claim, &status);
+	}
+	return true;
+}

@@ -1,0 +1,55 @@
+/*-------------------------------------------------------------------------
+ *
+ * claim.h
+ *	  Claim, complete and release keys inside a transaction.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_CLAIM_H
+#define IDEM_CLAIM_H
+
+#include "datatype/timestamp.h"
+#include "utils/jsonb.h"
+
+struct IdemStore;
+struct IdemRecord;
+
+/* What a claim of a key is answered; the texts are in idem_answer_name() */
+typedef enum IdemAnswer
+{
+	ANSWER_CLAIMED,
+	ANSWER_HELD,				/* by this transaction, not completed */
+	ANSWER_COMPLETED,
+	ANSWER_SKIPPED,
+	ANSWER_IN_PROGRESS,			/* elsewhere, and the wait ran out */
+	ANSWER_KEY_REUSED,			/* the request differs */
+	ANSWER_UNCERTAIN,			/* a lease ran out */
+	ANSWER_TOO_LATE,			/* its record may have expired */
+	ANSWER_RELEASED				/* idem_run: the handler gave it up */
+} IdemAnswer;
+
+/* What is asked for; the same for every key of a batch */
+typedef struct IdemClaimOptions
+{
+	Oid			store;
+	TimestampTz deadline;		/* DT_NOEND: no limit of its own */
+	bool		has_first_sent;
+	TimestampTz first_sent;
+} IdemClaimOptions;
+
+extern const char *idem_answer_name(IdemAnswer answer);
+extern TimestampTz idem_deadline_default(void);
+extern IdemAnswer idem_claim_key(const IdemClaimOptions *options, text *key,
+								 Jsonb *request, struct IdemRecord *record);
+extern void idem_raise_answer(IdemAnswer answer, Oid store, text *key,
+							  const struct IdemRecord *record);
+extern void idem_raise_not_claimed(Oid store, text *key, const char *why);
+extern void idem_complete_claim(Oid store, text *key, Datum result,
+								bool isnull, struct IdemRecord *written);
+extern bool idem_find_own_completion(Oid store, text *key,
+									 struct IdemRecord *record);
+extern bool idem_release_claim(Oid store, text *key);
+extern bool idem_forget_key(Oid store, text *key);
+extern void idem_check_may_write(const char *function);
+
+#endif							/* IDEM_CLAIM_H */

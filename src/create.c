@@ -1,0 +1,245 @@
+/*-------------------------------------------------------------------------
+ *
+ * create.c
+ *	  Create stores, and set their retention.
+ *
+ * A store is made by plain DDL with the caller's rights, so it belongs to
+ * the caller.  It depends on the extension only through the column default
+ * and the CHECK constraint: DROP EXTENSION refuses while stores exist, and
+ * with CASCADE takes those two away but never a store or a column.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "commands/defrem.h"
+#include "commands/extension.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+#include "arguments.h"
+#include "bookkeeping.h"
+#include "claim.h"
+#include "compat.h"
+#include "store.h"
+
+/* A century: keeps all sums with timestamps far from their limits */
+#define MAX_RETENTION	(INT64CONST(36525) * SECS_PER_DAY)
+
+PG_FUNCTION_INFO_V1(idem_create_store);
+PG_FUNCTION_INFO_V1(idem_set_retention);
+
+/*
+ * A retention in seconds: positive, and not in months, which have no fixed
+ * length.  Fractions of a second are rounded up.
+ */
+static int64
+retention_from_interval(FunctionCallInfo fcinfo, int n)
+{
+	Interval   *interval;
+	int64		seconds;
+
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("retention must not be null"),
+				 errhint("Pass an interval such as '30 days'.")));
+	interval = PG_GETARG_INTERVAL_P(n);
+	if (interval->month != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("retention must not contain months or years"),
+				 errhint("State it in days, which count as 24 hours each.")));
+	seconds = (int64) interval->day * SECS_PER_DAY +
+		interval->time / USECS_PER_SEC;
+	if (interval->time % USECS_PER_SEC > 0)
+		seconds++;
+	if (seconds <= 0 || seconds > MAX_RETENTION)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("retention is out of range"),
+				 errdetail("It must be more than zero and at most 36525 days."),
+				 errhint("Choose it longer than the longest time in which an operation can be retried.")));
+	return seconds;
+}
+
+static void
+execute(const char *command)
+{
+	if (SPI_execute(command, false, 0) < 0)
+		elog(ERROR, "could not execute: %s", command);
+}
+
+/*
+ * Take away whatever ALTER DEFAULT PRIVILEGES has granted on a new table.
+ */
+static void
+revoke_from_others(const char *table)
+{
+	StringInfoData query;
+
+	initStringInfo(&query);
+	appendStringInfo(&query,
+					 "SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC'"
+					 " ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) END"
+					 " FROM pg_catalog.pg_class c,"
+					 " pg_catalog.aclexplode(c.relacl) a"
+					 " WHERE c.oid OPERATOR(pg_catalog.=) %s::pg_catalog.regclass"
+					 " AND a.grantee OPERATOR(pg_catalog.<>) c.relowner",
+					 quote_literal_cstr(table));
+	execute(query.data);
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		SPITupleTable *rows = SPI_tuptable;
+		uint64		processed = SPI_processed;
+
+		execute(psprintf("REVOKE ALL ON TABLE %s FROM %s", table,
+						 SPI_getvalue(rows->vals[i], rows->tupdesc, 1)));
+		SPI_tuptable = rows;
+		SPI_processed = processed;
+	}
+}
+
+/*
+ * Make the partition of one generation, with its indexes.
+ */
+static void
+create_partition(const char *store, const char *schema, const char *name,
+				 Oid schema_oid, int generation)
+{
+	char		label[16];
+	char	   *relname;
+	char	   *partition;
+	char	   *index;
+
+	snprintf(label, sizeof(label), "%d", generation);
+	relname = makeObjectName(name, NULL, label);
+	partition = quote_qualified_identifier(schema, relname);
+	execute(psprintf("CREATE TABLE %s PARTITION OF %s FOR VALUES IN (%d)",
+					 partition, store, generation));
+	revoke_from_others(partition);
+
+	index = ChooseRelationName(relname, "key", "idx", schema_oid, false);
+	execute(psprintf("CREATE UNIQUE INDEX %s ON %s (key)",
+					 quote_identifier(index), partition));
+	execute(psprintf("ALTER TABLE %s REPLICA IDENTITY USING INDEX %s",
+					 partition, quote_identifier(index)));
+	execute(psprintf("CREATE INDEX ON %s USING brin (completed_at)"
+					 " WITH (autosummarize = on)", partition));
+	execute(psprintf("CREATE INDEX ON %s (lease_until)"
+					 " WHERE status OPERATOR(pg_catalog.=) 'leased'",
+					 partition));
+}
+
+/*
+ * idem_create_store(name text, retention interval, generations int)
+ *		returns text
+ *
+ * Returns the qualified name.  As part of CREATE EXTENSION it makes the
+ * default store, whose retention is the default as long as nothing is noted.
+ */
+Datum
+idem_create_store(PG_FUNCTION_ARGS)
+{
+	int64		retention = retention_from_interval(fcinfo, 1);
+	int			generations;
+	RangeVar   *rv;
+	Oid			schema_oid;
+	Oid			relid;
+	char	   *schema;
+	char	   *store;
+	char	   *functions;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("name of the store must not be null"),
+				 errhint("Pass a table name, with its schema or without.")));
+	if (PG_ARGISNULL(2) || PG_GETARG_INT32(2) < 2 ||
+		PG_GETARG_INT32(2) > IDEM_MAX_GENERATIONS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("number of generations is out of range"),
+				 errdetail("It must be between 2 and %d.",
+						   IDEM_MAX_GENERATIONS),
+				 errhint("4 suits most: a record then lives at most a third longer than its retention.")));
+	generations = PG_GETARG_INT32(2);
+	idem_check_may_write("idem_create_store()");
+
+	rv = makeRangeVarFromNameList(textToQualifiedNameList(PG_GETARG_TEXT_PP(0)));
+	schema_oid = RangeVarGetAndCheckCreationNamespace(rv, NoLock, NULL);
+	if (rv->relpersistence != RELPERSISTENCE_PERMANENT ||
+		isAnyTempNamespace(schema_oid))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a store cannot be temporary"),
+				 errhint("Name a permanent schema.")));
+	schema = get_namespace_name(schema_oid);
+	store = quote_qualified_identifier(schema, rv->relname);
+	functions = pstrdup(quote_identifier(get_namespace_name(creating_extension ?
+															schema_oid :
+															idem_extension_schema())));
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	execute(psprintf("CREATE TABLE %s ("
+					 "key pg_catalog.text COLLATE pg_catalog.\"C\" NOT NULL,"
+					 "status pg_catalog.text NOT NULL DEFAULT 'completed',"
+					 "attempts pg_catalog.int4 DEFAULT 1,"
+					 "token pg_catalog.int8,"
+					 "claimed_at pg_catalog.timestamptz,"
+					 "completed_at pg_catalog.timestamptz DEFAULT pg_catalog.clock_timestamp(),"
+					 "lease_until pg_catalog.timestamptz,"
+					 "claimed_by pg_catalog.text,"
+					 "fingerprint pg_catalog.uuid,"
+					 "checkpoint pg_catalog.jsonb,"
+					 "result pg_catalog.json,"
+					 "generation pg_catalog.int2 NOT NULL,"
+					 "CONSTRAINT idem_check CHECK (%s.idem_check(key, status, generation, %d))"
+					 ") PARTITION BY LIST (generation)",
+					 store, functions, generations));
+	revoke_from_others(store);
+	execute(psprintf("ALTER TABLE %s ALTER COLUMN generation"
+					 " SET DEFAULT %s.idem_generation(%s::pg_catalog.regclass)",
+					 store, functions, quote_literal_cstr(store)));
+	for (int i = 0; i < generations; i++)
+		create_partition(store, schema, rv->relname, schema_oid, i);
+	if (creating_extension)
+		revoke_from_others(quote_qualified_identifier(schema,
+													  "idem_store_state"));
+	SPI_finish();
+
+	relid = get_relname_relid(rv->relname, schema_oid);
+	if (!creating_extension)
+		idem_state_set_retention(relid, retention);
+	PG_RETURN_TEXT_P(cstring_to_text(idem_store_name(relid)));
+}
+
+/*
+ * idem_set_retention(retention interval, store regclass) returns text
+ */
+Datum
+idem_set_retention(PG_FUNCTION_ARGS)
+{
+	int64		retention = retention_from_interval(fcinfo, 0);
+	Oid			store = idem_arg_store(fcinfo, 1);
+
+	idem_check_may_write("idem_set_retention()");
+	if (!idem_table_ownercheck(store, GetUserId()))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be owner of store %s", idem_store_name(store)),
+				 errhint("Ask the owner of the table to set its retention.")));
+	(void) idem_store_open(store, 0, RowExclusiveLock);
+	idem_state_set_retention(store, retention);
+	PG_RETURN_TEXT_P(cstring_to_text(idem_store_name(store)));
+}

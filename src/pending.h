@@ -1,0 +1,48 @@
+/*-------------------------------------------------------------------------
+ *
+ * pending.h
+ *	  The claims of the running transaction.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_PENDING_H
+#define IDEM_PENDING_H
+
+#include "datatype/timestamp.h"
+#include "storage/lock.h"
+#include "utils/uuid.h"
+
+typedef enum IdemClaimState
+{
+	CLAIM_NONE,					/* given up, or undone by a savepoint */
+	CLAIM_HELD,					/* told "claimed", not completed */
+	CLAIM_COMPLETED				/* its record is written */
+} IdemClaimState;
+
+/* The part of a claim that a savepoint can take back */
+typedef struct IdemClaimStatus
+{
+	IdemClaimState state;
+	int			nest_level;		/* of the subtransaction that set it */
+	bool		locked;			/* the key's lock is held */
+	bool		has_row;		/* made good early by an uncommitted row */
+	bool		has_fingerprint;
+	pg_uuid_t	fingerprint;
+	TimestampTz claimed_at;
+} IdemClaimStatus;
+
+typedef struct IdemClaim
+{
+	Oid			store;
+	uint64		hash;			/* of store and key: the lock's identity */
+	text	   *key;
+	IdemClaimStatus status;		/* change it with idem_pending_set() only */
+} IdemClaim;
+
+extern void idem_pending_init(void);
+extern IdemClaim *idem_pending_find(Oid store, const text *key, uint64 hash);
+extern IdemClaim *idem_pending_add(Oid store, const text *key, uint64 hash);
+extern void idem_pending_set(IdemClaim *claim, const IdemClaimStatus *status);
+extern int	idem_pending_locks(void);
+
+#endif							/* IDEM_PENDING_H */

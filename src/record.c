@@ -1,0 +1,319 @@
+/*-------------------------------------------------------------------------
+ *
+ * record.c
+ *	  Look up the record of a key in all generations of a store.
+ *
+ * Every look-up reads every generation, through the unique index on key,
+ * newest first.  Nothing that is only noted somewhere (which generation is
+ * current, which were emptied) may decide that a record is absent.
+ *
+ * Claims look with a dirty snapshot: what counts is what has been committed
+ * by now, and what another open transaction is about to commit, whatever the
+ * caller's isolation level.  No SIREAD locks are taken (the predicate lock
+ * manager ignores snapshots that are not MVCC), so that transactions on
+ * different keys never conflict.  A dirty scan can miss a row that is being
+ * updated under it; all writers of idem hold the key's lock, so with that
+ * lock "absent" is certain.  Without it only a finding counts.
+ *
+ * Under REPEATABLE READ and SERIALIZABLE the scan returns every version and
+ * each is held against both the dirty and the transaction's snapshot: where
+ * the two differ, and not by the transaction's own doing, the caller must
+ * raise a serialization failure.
+ *
+ * Locks: AccessShareLock on each partition and its index, one after the
+ * other, released as soon as what was found has been copied out, so that a
+ * transaction of many claims stays within its fast-path slots.  Nothing else
+ * is waited for while one is held.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "executor/tuptable.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "record.h"
+#include "store.h"
+
+/*
+ * A final record says that the operation is over.
+ */
+static bool
+is_final(int status)
+{
+	return status == IDEM_COMPLETED || status == IDEM_SKIPPED;
+}
+
+/*
+ * If a key stands twice (rows that were copied in by hand), a final record
+ * beats any other, then the one completed later.
+ */
+static bool
+beats(int status, TimestampTz completed_at, const IdemRecord *record)
+{
+	if (!record->found)
+		return true;
+	if (is_final(status) != is_final(record->status))
+		return is_final(status);
+	return completed_at > (record->nulls[IDEM_COMPLETED_AT] ? DT_NOBEGIN :
+						   DatumGetTimestampTz(record->values[IDEM_COMPLETED_AT]));
+}
+
+/*
+ * Up to where WAL must be flushed for the tuple in "slot" to be safe.
+ *
+ * The commit LSN is known as long as xmin is: hinted or not, since a hint
+ * may be set before the flush if the page cannot be written before it.  Once
+ * xmin is frozen, the page's LSN is not older than the freezing, which came
+ * after the commit.  Transactions that committed synchronously have no
+ * commit LSN there, and need none.
+ */
+static XLogRecPtr
+commit_lsn_of(TupleTableSlot *slot)
+{
+	BufferHeapTupleTableSlot *bslot = (BufferHeapTupleTableSlot *) slot;
+	HeapTupleHeader header = bslot->base.tuple->t_data;
+
+	Assert(TTS_IS_BUFFERTUPLE(slot));
+	if (HeapTupleHeaderXminFrozen(header))
+		return BufferGetLSNAtomic(bslot->buffer);
+	return TransactionIdGetCommitLSN(HeapTupleHeaderGetRawXmin(header));
+}
+
+static TransactionId
+xmin_of(TupleTableSlot *slot)
+{
+	HeapTuple	tuple = ((BufferHeapTupleTableSlot *) slot)->base.tuple;
+
+	return HeapTupleHeaderGetXmin(tuple->t_data);
+}
+
+static bool
+deleted_by_this_transaction(TupleTableSlot *slot)
+{
+	HeapTuple	tuple = ((BufferHeapTupleTableSlot *) slot)->base.tuple;
+
+	if ((tuple->t_data->t_infomask & HEAP_XMAX_INVALID) ||
+		HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_data->t_infomask))
+		return false;
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple->t_data));
+}
+
+/*
+ * Take over what is in "slot" if it beats what was found before.
+ */
+static void
+consider(const IdemPartition *part, int generation, TupleTableSlot *slot,
+		 bool own, IdemRecord *record)
+{
+	TupleDesc	desc = slot->tts_tupleDescriptor;
+	Datum		value;
+	bool		isnull;
+	int			status = IDEM_UNKNOWN_STATUS;
+	TimestampTz completed_at;
+
+	value = slot_getattr(slot, part->attnum[IDEM_STATUS], &isnull);
+	if (!isnull)
+		status = idem_status_from_text(DatumGetTextPP(value));
+	if (status == IDEM_UNKNOWN_STATUS)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("record with an unknown status in partition \"%s\"",
+						get_rel_name(part->relid)),
+				 errhint("It may have been written by hand or by a later version of idem.")));
+
+	value = slot_getattr(slot, part->attnum[IDEM_COMPLETED_AT], &isnull);
+	completed_at = isnull ? DT_NOBEGIN : DatumGetTimestampTz(value);
+	record->count++;
+	if (!beats(status, completed_at, record))
+		return;
+
+	record->found = true;
+	record->own = own;
+	record->status = status;
+	record->generation = generation;
+	record->tid = slot->tts_tid;
+	record->commit_lsn = own ? InvalidXLogRecPtr : commit_lsn_of(slot);
+	if (record->values == NULL)
+	{
+		record->values = palloc0(sizeof(Datum) * IDEM_NCOLUMNS);
+		record->nulls = palloc0(sizeof(bool) * IDEM_NCOLUMNS);
+	}
+	for (int c = 0; c < IDEM_NCOLUMNS; c++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, part->attnum[c] - 1);
+
+		value = slot_getattr(slot, part->attnum[c], &record->nulls[c]);
+		if (record->nulls[c])
+			record->values[c] = (Datum) 0;
+		else if (att->attlen == -1)
+			record->values[c] = PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
+		else
+			record->values[c] = datumCopy(value, att->attbyval, att->attlen);
+	}
+}
+
+/*
+ * Open a partition and scan its index for "key".
+ */
+typedef struct KeyScan
+{
+	Relation	heap;
+	Relation	index;
+	TupleTableSlot *slot;
+	IndexScanDesc scan;
+} KeyScan;
+
+static void
+begin_key_scan(KeyScan *ks, const IdemPartition *part, text *key,
+			   Snapshot snapshot)
+{
+	ScanKeyData skey;
+
+	ks->heap = table_open(part->relid, AccessShareLock);
+	ks->index = index_open(part->key_index, AccessShareLock);
+	ks->slot = table_slot_create(ks->heap, NULL);
+	ks->scan = idem_index_beginscan(ks->heap, ks->index, snapshot);
+	ScanKeyInit(&skey, 1, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(key));
+	index_rescan(ks->scan, &skey, 1, NULL, 0);
+}
+
+static bool
+next_in_key_scan(KeyScan *ks)
+{
+	return index_getnext_slot(ks->scan, ForwardScanDirection, ks->slot);
+}
+
+static void
+end_key_scan(KeyScan *ks)
+{
+	index_endscan(ks->scan);
+	ExecDropSingleTupleTableSlot(ks->slot);
+	index_close(ks->index, AccessShareLock);
+	table_close(ks->heap, AccessShareLock);
+}
+
+/*
+ * Look in one generation, as of now.  "snapshot" is the transaction's, where
+ * that is fixed, otherwise NULL.
+ */
+static void
+find_in_partition(const IdemPartition *part, int generation, text *key,
+				  Snapshot snapshot, IdemRecord *record)
+{
+	SnapshotData dirty;
+	KeyScan		ks;
+
+	InitDirtySnapshot(dirty);
+	begin_key_scan(&ks, part, key, snapshot ? SnapshotAny : &dirty);
+	while (next_in_key_scan(&ks))
+	{
+		bool		own;
+
+		if (snapshot != NULL)
+		{
+			bool		seen = table_tuple_satisfies_snapshot(ks.heap, ks.slot,
+															  snapshot);
+			bool		live = table_tuple_satisfies_snapshot(ks.heap, ks.slot,
+															  &dirty);
+
+			if (!live)
+			{
+				/* went away since, unless it was this transaction's doing */
+				if (seen && !deleted_by_this_transaction(ks.slot))
+					record->snapshot_differs = true;
+				continue;
+			}
+			if (!seen && !TransactionIdIsValid(dirty.xmin) &&
+				!TransactionIdIsCurrentTransactionId(xmin_of(ks.slot)))
+				record->snapshot_differs = true;
+		}
+
+		if (TransactionIdIsValid(dirty.xmin) || TransactionIdIsValid(dirty.xmax))
+		{
+			record->in_flux = TransactionIdIsValid(dirty.xmin) ?
+				dirty.xmin : dirty.xmax;
+			if (TransactionIdIsValid(dirty.xmin))
+				continue;		/* not committed: nothing to report */
+		}
+
+		own = TransactionIdIsCurrentTransactionId(xmin_of(ks.slot));
+		consider(part, generation, ks.slot, own, record);
+	}
+	end_key_scan(&ks);
+}
+
+/*
+ * Find the record of "key" as of now.  Never waits for another transaction:
+ * if one is writing a record of the key, record->in_flux is its xid, and a
+ * record that is reported besides may be about to be replaced by it.
+ *
+ * The caller has accepted invalidations, and holds the key's lock if it is
+ * going to conclude anything from an absence.
+ */
+void
+idem_record_find(const IdemStore *store, text *key, IdemRecord *record)
+{
+	Snapshot	snapshot = NULL;
+
+	memset(record, 0, sizeof(IdemRecord));
+	if (IsolationUsesXactSnapshot())
+		snapshot = RegisterSnapshot(GetTransactionSnapshot());
+
+	for (int i = 0; i < store->nparts; i++)
+	{
+		int			generation = (store->current - i + store->nparts) %
+			store->nparts;
+
+		find_in_partition(&store->part[generation], generation, key,
+						  snapshot, record);
+	}
+
+	if (snapshot != NULL)
+		UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Find the record of "key" as "snapshot" sees it: an ordinary read.
+ */
+void
+idem_record_find_mvcc(const IdemStore *store, text *key, Snapshot snapshot,
+					  IdemRecord *record)
+{
+	memset(record, 0, sizeof(IdemRecord));
+	for (int i = 0; i < store->nparts; i++)
+	{
+		KeyScan		ks;
+
+		begin_key_scan(&ks, &store->part[i], key, snapshot);
+		while (next_in_key_scan(&ks))
+			consider(&store->part[i], i, ks.slot, false, record);
+		end_key_scan(&ks);
+	}
+}
+
+/*
+ * An answer must be no less durable than the record it repeats.
+ */
+void
+idem_record_make_durable(const IdemRecord *record)
+{
+	if (!XLogRecPtrIsInvalid(record->commit_lsn))
+		XLogFlush(record->commit_lsn);
+}

@@ -1,0 +1,44 @@
+/*-------------------------------------------------------------------------
+ *
+ * record.h
+ *	  Look up the record of a key in all generations of a store.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_RECORD_H
+#define IDEM_RECORD_H
+
+#include "access/xlogdefs.h"
+#include "storage/itemptr.h"
+#include "utils/snapshot.h"
+
+struct IdemStore;
+
+/* What idem_record_find() saw of a key */
+typedef struct IdemRecord
+{
+	int			count;			/* live records; only one should stand */
+	bool		found;			/* count > 0; what follows is the one that */
+								/* counts */
+	bool		own;			/* written by this transaction */
+	int			status;			/* IdemStatus */
+	int			generation;
+	ItemPointerData tid;
+	XLogRecPtr	commit_lsn;		/* flushed up to here, it is durable */
+	Datum	   *values;			/* IDEM_NCOLUMNS, copied and detoasted, */
+	bool	   *nulls;			/* in the caller's memory context */
+
+	/* Another open transaction is writing a record of this key */
+	TransactionId in_flux;
+
+	/* The transaction's snapshot sees something else (REPEATABLE READ) */
+	bool		snapshot_differs;
+} IdemRecord;
+
+extern void idem_record_find(const struct IdemStore *store, text *key,
+							 IdemRecord *record);
+extern void idem_record_find_mvcc(const struct IdemStore *store, text *key,
+								  Snapshot snapshot, IdemRecord *record);
+extern void idem_record_make_durable(const IdemRecord *record);
+
+#endif							/* IDEM_RECORD_H */

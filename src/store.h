@@ -1,0 +1,77 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.h
+ *	  One store: resolve, check, cache.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_STORE_H
+#define IDEM_STORE_H
+
+#include "access/attnum.h"
+#include "nodes/parsenodes.h"
+#include "storage/lockdefs.h"
+
+/* The columns of a store, in the order of the type idem_completion */
+typedef enum IdemColumn
+{
+	IDEM_KEY,
+	IDEM_STATUS,
+	IDEM_ATTEMPTS,
+	IDEM_TOKEN,
+	IDEM_CLAIMED_AT,
+	IDEM_COMPLETED_AT,
+	IDEM_LEASE_UNTIL,
+	IDEM_CLAIMED_BY,
+	IDEM_FINGERPRINT,
+	IDEM_CHECKPOINT,
+	IDEM_RESULT,
+	IDEM_GENERATION,
+	IDEM_NCOLUMNS
+} IdemColumn;
+
+/* The status column; IDEM_UNKNOWN_STATUS stands for any text but these */
+typedef enum IdemStatus
+{
+	IDEM_UNKNOWN_STATUS,
+	IDEM_COMPLETED,
+	IDEM_LEASED,
+	IDEM_SKIPPED,
+	IDEM_RELEASED
+} IdemStatus;
+
+/* One generation: what look-ups and inserts need to know of its partition */
+typedef struct IdemPartition
+{
+	Oid			relid;
+	Oid			key_index;		/* valid, unique, immediate, on key alone */
+	Oid			time_index;		/* BRIN on completed_at, or InvalidOid */
+	Oid			lease_index;	/* WHERE status = 'leased', or InvalidOid */
+	bool		plain;			/* see describe_partition() */
+	AttrNumber	attnum[IDEM_NCOLUMNS];	/* where each column is here */
+} IdemPartition;
+
+/*
+ * A store as it was when it was last checked.  Always a private copy in the
+ * caller's memory context, since anything that runs user code or waits can
+ * make the cached one change.
+ */
+typedef struct IdemStore
+{
+	Oid			relid;			/* the partitioned table */
+	uint64		serial;			/* which check this is the result of */
+	int			current;		/* generation new rows go to; -1: not asked */
+	int			nparts;
+	IdemPartition part[FLEXIBLE_ARRAY_MEMBER];	/* by generation */
+} IdemStore;
+
+#define IDEM_MAX_GENERATIONS	100
+
+extern void idem_store_init(void);
+extern IdemStore *idem_store_open(Oid relid, AclMode privileges,
+								  LOCKMODE lockmode);
+extern IdemStore *idem_store_refresh(IdemStore *store);
+extern char *idem_store_name(Oid relid);
+extern IdemStatus idem_status_from_text(const text *status);
+
+#endif							/* IDEM_STORE_H */

@@ -1,0 +1,193 @@
+/*-------------------------------------------------------------------------
+ *
+ * wait.c
+ *	  Locks of keys, and waiting with a deadline.
+ *
+ * The lock of a key is a transaction-level advisory lock of a class of its
+ * own, charged to CurTransactionResourceOwner: a claim lives as long as its
+ * (sub)transaction, whatever becomes of the portal it was made in.
+ *
+ * A wait that may end without an error is done in an internal subtransaction
+ * whose lock_timeout is what is left until the deadline; the failed lock
+ * attempt is rolled back with it.  On success the subtransaction commits,
+ * which hands the lock to its parent.  The user's own lock_timeout counts
+ * where it is shorter, and then fails as it does for any lock; deadlocks,
+ * cancel and statement_timeout are errors as everywhere.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "access/xact.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "wait.h"
+
+/* What is waited for: a key's lock, or the end of a transaction */
+typedef struct WaitTarget
+{
+	const LOCKTAG *tag;
+	TransactionId xid;			/* if tag is NULL */
+} WaitTarget;
+
+static LockAcquireResult
+acquire(const LOCKTAG *tag, bool dont_wait)
+{
+	ResourceOwner oldowner = CurrentResourceOwner;
+	LockAcquireResult result = LOCKACQUIRE_NOT_AVAIL;
+
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	PG_TRY();
+	{
+		result = LockAcquire(tag, ExclusiveLock, false, dont_wait);
+	}
+	PG_FINALLY();
+	{
+		CurrentResourceOwner = oldowner;
+	}
+	PG_END_TRY();
+	return result;
+}
+
+/*
+ * Try to lock a key without waiting.  Every success must be undone by one
+ * idem_key_unlock(), or kept to the end of the (sub)transaction.
+ */
+bool
+idem_key_lock(const LOCKTAG *tag, bool *already_held)
+{
+	LockAcquireResult result = acquire(tag, true);
+
+	if (already_held != NULL)
+		*already_held = result == LOCKACQUIRE_ALREADY_HELD ||
+			result == LOCKACQUIRE_ALREADY_CLEAR;
+	return result != LOCKACQUIRE_NOT_AVAIL;
+}
+
+/*
+ * Undo one acquisition by this subtransaction, and no other.
+ */
+void
+idem_key_unlock(const LOCKTAG *tag)
+{
+	ResourceOwner oldowner = CurrentResourceOwner;
+
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	(void) LockRelease(tag, ExclusiveLock, false);
+	CurrentResourceOwner = oldowner;
+}
+
+static void
+wait_for(const WaitTarget *target)
+{
+	if (target->tag != NULL)
+		(void) acquire(target->tag, false);
+	else
+		XactLockTableWait(target->xid, NULL, NULL, XLTW_None);
+}
+
+/*
+ * Wait in a subtransaction with a lock_timeout of its own; false if that
+ * ran out.
+ */
+static bool
+wait_in_subtransaction(const WaitTarget *target, int timeout_ms)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool success = true;
+	char		value[32];
+
+	snprintf(value, sizeof(value), "%d", timeout_ms);
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		int			nestlevel = NewGUCNestLevel();
+
+		(void) set_config_option("lock_timeout", value, PGC_USERSET,
+								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+								 false);
+		wait_for(target);
+		AtEOXact_GUC(true, nestlevel);
+		ReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (edata->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+			ReThrowError(edata);
+		FreeErrorData(edata);
+		success = false;
+	}
+	PG_END_TRY();
+	return success;
+}
+
+/*
+ * Wait until the deadline (DT_NOEND: without one); false if it passes.
+ */
+static bool
+wait_until(const WaitTarget *target, TimestampTz deadline)
+{
+	TimestampTz now;
+	int64		ms;
+
+	if (deadline == DT_NOEND)
+	{
+		wait_for(target);
+		return true;
+	}
+
+	now = GetCurrentTimestamp();
+	if (deadline <= now)
+		return false;
+	ms = Min((deadline - now + 999) / 1000, INT_MAX);
+	if (LockTimeout > 0 && LockTimeout <= ms)
+	{
+		wait_for(target);
+		return true;
+	}
+	return wait_in_subtransaction(target, (int) ms);
+}
+
+/*
+ * Lock a key, waiting until the deadline; false if it passes.
+ */
+bool
+idem_key_lock_wait(const LOCKTAG *tag, TimestampTz deadline)
+{
+	WaitTarget	target = {tag, InvalidTransactionId};
+
+	return wait_until(&target, deadline);
+}
+
+/*
+ * Wait for the end of a transaction until the deadline; false if it passes.
+ */
+bool
+idem_xact_wait(TransactionId xid, TimestampTz deadline)
+{
+	WaitTarget	target = {NULL, xid};
+
+	if (idem_xact_wait_conditional(xid))
+		return true;
+	return wait_until(&target, deadline);
+}

@@ -1,0 +1,480 @@
+/*-------------------------------------------------------------------------
+ *
+ * write.c
+ *	  Write, replace and delete records of a store.
+ *
+ * A record is written into the generation that is current at that moment.
+ * For each row the writer takes RowExclusiveLock on the partition, charged
+ * to the current (sub)transaction: it lives as long as the row may, so that
+ * whoever later gets a conflicting lock on a generation knows that nothing
+ * more will appear there.  A portal's lock would go with a failed cursor,
+ * whose row stays.  With the lock held, invalidations are accepted and the
+ * current generation is asked for again, until both agree.
+ *
+ * A plain partition (see store.c) is written to directly by table and index
+ * access methods; that is the common case.  Where there are triggers,
+ * constraints, columns or indexes of the owner's, and for every update and
+ * delete, the executor's simple-relation path does what an SQL statement
+ * would have done.  There a trigger can swallow the row, so afterwards it is
+ * looked up: a completion that is not there is an error, never a success.
+ *
+ * A unique violation of the key's index, or a record that has appeared in
+ * another generation, can only come from a row that was not written under
+ * the key's lock.  The operation may have been done by somebody else, so
+ * this is a serialization failure: roll back and ask again.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "commands/trigger.h"
+#include "executor/executor.h"
+#include "executor/tuptable.h"
+#include "nodes/execnodes.h"
+#include "nodes/makefuncs.h"
+#include "rewrite/rewriteHandler.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "idem.h"
+#include "record.h"
+#include "store.h"
+#include "write.h"
+
+/* What the executor needs to change rows of one partition */
+typedef struct WriteState
+{
+	EState	   *estate;
+	ResultRelInfo *rri;
+	EPQState	epqstate;
+	TupleTableSlot *slot;
+	TupleTableSlot *oldslot;
+} WriteState;
+
+/*
+ * Somebody else wrote a record of a key that this transaction claims.
+ */
+void
+idem_raise_conflict(Oid store, text *key)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access to an idempotency key due to concurrent change"),
+			 errdetail("The key is \"%s\" in store %s.",
+					   text_to_cstring(key), idem_store_name(store)),
+			 errhint("Roll back and retry the transaction.")));
+}
+
+/*
+ * Lock or unlock a partition for writing on behalf of the current
+ * (sub)transaction.
+ */
+static void
+partition_lock(Oid relid, bool acquire)
+{
+	ResourceOwner oldowner = CurrentResourceOwner;
+
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	PG_TRY();
+	{
+		if (acquire)
+			LockRelationOid(relid, RowExclusiveLock);
+		else
+			UnlockRelationOid(relid, RowExclusiveLock);
+	}
+	PG_FINALLY();
+	{
+		CurrentResourceOwner = oldowner;
+	}
+	PG_END_TRY();
+}
+
+/*
+ * Lock the current generation for writing and return the description of the
+ * store that says so.  "store" is freed if it had become stale.
+ *
+ * A generation that stops being current between this and the insert does no
+ * harm: it cannot be sealed, let alone emptied, while the lock is held.
+ */
+static IdemStore *
+lock_current_generation(IdemStore *store)
+{
+	for (;;)
+	{
+		Oid			relid = store->part[store->current].relid;
+
+		partition_lock(relid, true);
+		store = idem_store_refresh(store);
+		if (store->part[store->current].relid == relid)
+			return store;
+		partition_lock(relid, false);
+	}
+}
+
+/*
+ * Put our columns into a slot of the partition, beside what it holds.
+ */
+static void
+set_columns(TupleTableSlot *slot, const IdemPartition *part, int generation,
+			const IdemRecord *record)
+{
+	for (int c = 0; c < IDEM_NCOLUMNS; c++)
+	{
+		slot->tts_values[part->attnum[c] - 1] = record->values[c];
+		slot->tts_isnull[part->attnum[c] - 1] = record->nulls[c];
+	}
+	slot->tts_values[part->attnum[IDEM_GENERATION] - 1] =
+		Int16GetDatum(generation);
+	slot->tts_isnull[part->attnum[IDEM_GENERATION] - 1] = false;
+}
+
+/*
+ * Insert one index entry of a row just stored.
+ */
+static void
+insert_index_entry(Relation heap, Oid indexid, Datum value, bool isnull,
+				   ItemPointer tid, IndexUniqueCheck unique)
+{
+	Relation	index;
+	IndexInfo  *info;
+
+	if (!OidIsValid(indexid))
+		return;
+	index = index_open(indexid, RowExclusiveLock);
+	info = BuildIndexInfo(index);
+	index_insert(index, &value, &isnull, tid, heap, unique, false, info);
+	idem_index_insert_cleanup(index, info);
+	index_close(index, RowExclusiveLock);
+}
+
+/*
+ * Insert into a plain partition: one heap tuple and its index entries.
+ */
+static void
+insert_directly(Relation heap, const IdemPartition *part, int generation,
+				const IdemRecord *record)
+{
+	const Datum *values = record->values;
+	const bool *nulls = record->nulls;
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(heap),
+													&TTSOpsVirtual);
+
+	ExecClearTuple(slot);
+	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts);
+	set_columns(slot, part, generation, record);
+	ExecStoreVirtualTuple(slot);
+	simple_table_tuple_insert(heap, slot);
+
+	insert_index_entry(heap, part->key_index, values[IDEM_KEY], false,
+					   &slot->tts_tid, UNIQUE_CHECK_YES);
+	insert_index_entry(heap, part->time_index, values[IDEM_COMPLETED_AT],
+					   nulls[IDEM_COMPLETED_AT], &slot->tts_tid,
+					   UNIQUE_CHECK_NO);
+	if (record->status == IDEM_LEASED)
+		insert_index_entry(heap, part->lease_index, values[IDEM_LEASE_UNTIL],
+						   nulls[IDEM_LEASE_UNTIL], &slot->tts_tid,
+						   UNIQUE_CHECK_NO);
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+/*
+ * Set up the executor for changing rows of "heap"; the caller holds a lock
+ * that allows it.
+ */
+static void
+begin_write(WriteState *ws, Relation heap)
+{
+	RangeTblEntry *rte = makeNode(RangeTblEntry);
+	Bitmapset  *all = NULL;
+
+	/* for triggers on UPDATE OF a column: any of them may have changed */
+	for (int i = 1; i <= RelationGetNumberOfAttributes(heap); i++)
+		all = bms_add_member(all, i - FirstLowInvalidHeapAttributeNumber);
+
+	ws->estate = CreateExecutorState();
+	rte->rtekind = RTE_RELATION;
+	rte->relid = RelationGetRelid(heap);
+	rte->relkind = heap->rd_rel->relkind;
+	rte->rellockmode = RowExclusiveLock;
+	idem_init_range_table(ws->estate, rte, all);
+
+	ws->rri = makeNode(ResultRelInfo);
+	InitResultRelInfo(ws->rri, heap, 1, NULL, 0);
+	ws->estate->es_opened_result_relations =
+		lappend(ws->estate->es_opened_result_relations, ws->rri);
+	ws->estate->es_output_cid = GetCurrentCommandId(true);
+	ws->estate->es_snapshot = GetActiveSnapshot();
+	ExecOpenIndices(ws->rri, false);
+	idem_epq_init(&ws->epqstate, ws->estate);
+	ws->slot = table_slot_create(heap, &ws->estate->es_tupleTable);
+	ws->oldslot = table_slot_create(heap, &ws->estate->es_tupleTable);
+	AfterTriggerBeginQuery();
+}
+
+/*
+ * Fire the AFTER triggers, which may run any code, and clean up.
+ */
+static void
+end_write(WriteState *ws)
+{
+	AfterTriggerEndQuery(ws->estate);
+	EvalPlanQualEnd(&ws->epqstate);
+	ExecCloseIndices(ws->rri);
+	ExecResetTupleTable(ws->estate->es_tupleTable, false);
+	FreeExecutorState(ws->estate);
+}
+
+/*
+ * Fetch the version of the row that "old" describes; the key's lock, or the
+ * row being our own, keeps it there.
+ */
+static void
+fetch_old(WriteState *ws, Relation heap, Oid store, text *key,
+		  const IdemRecord *old)
+{
+	ItemPointerData tid = old->tid;
+
+	if (!table_tuple_fetch_row_version(heap, &tid, SnapshotAny, ws->oldslot))
+		idem_raise_conflict(store, key);
+}
+
+/*
+ * Columns of the owner's start from their defaults.
+ */
+static void
+set_defaults(WriteState *ws, Relation heap)
+{
+	TupleDesc	desc = RelationGetDescr(heap);
+	ExprContext *econtext = GetPerTupleExprContext(ws->estate);
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		Node	   *expr;
+
+		ws->slot->tts_values[i] = (Datum) 0;
+		ws->slot->tts_isnull[i] = true;
+		if (att->attisdropped || att->attgenerated != '\0')
+			continue;
+		expr = build_column_default(heap, i + 1);
+		if (expr != NULL)
+			ws->slot->tts_values[i] =
+				ExecEvalExpr(ExecPrepareExpr((Expr *) expr, ws->estate),
+							 econtext, &ws->slot->tts_isnull[i]);
+	}
+}
+
+/*
+ * Columns of the owner's are carried over from the old row, by name, since
+ * partitions can differ in their column numbers.
+ */
+static void
+carry_over(WriteState *ws, TupleTableSlot *from)
+{
+	TupleDesc	to_desc = ws->slot->tts_tupleDescriptor;
+	TupleDesc	from_desc = from->tts_tupleDescriptor;
+
+	slot_getallattrs(from);
+	for (int i = 0; i < to_desc->natts; i++)
+	{
+		Form_pg_attribute to = TupleDescAttr(to_desc, i);
+
+		if (to->attisdropped || to->attgenerated != '\0')
+			continue;
+		for (int j = 0; j < from_desc->natts; j++)
+		{
+			Form_pg_attribute att = TupleDescAttr(from_desc, j);
+
+			if (att->attisdropped || att->atttypid != to->atttypid ||
+				strcmp(NameStr(att->attname), NameStr(to->attname)) != 0)
+				continue;
+			ws->slot->tts_values[i] = from->tts_values[j];
+			ws->slot->tts_isnull[i] = from->tts_isnull[j];
+			break;
+		}
+	}
+}
+
+/*
+ * Delete the row that "old" describes from its generation and return it.
+ */
+static TupleTableSlot *
+take_out(IdemStore *store, text *key, const IdemRecord *old)
+{
+	Oid			relid = store->part[old->generation].relid;
+	Relation	heap;
+	WriteState	ws;
+	TupleTableSlot *taken;
+
+	partition_lock(relid, true);
+	heap = table_open(relid, NoLock);
+	taken = MakeSingleTupleTableSlot(CreateTupleDescCopy(RelationGetDescr(heap)),
+									 &TTSOpsHeapTuple);
+	begin_write(&ws, heap);
+	fetch_old(&ws, heap, store->relid, key, old);
+	ExecForceStoreHeapTuple(ExecCopySlotHeapTuple(ws.oldslot), taken, true);
+	ExecSimpleRelationDelete(ws.rri, ws.estate, &ws.epqstate, ws.oldslot);
+	end_write(&ws);
+	table_close(heap, NoLock);
+	CommandCounterIncrement();
+	return taken;
+}
+
+/*
+ * Put a record into the current generation with the executor's help: a new
+ * one, or the successor of "old", which is updated where it is or, from
+ * another generation, moved.
+ */
+static void
+write_with_executor(IdemStore *store, Relation heap, text *key,
+					const IdemRecord *old, const IdemRecord *record)
+{
+	const IdemPartition *part = &store->part[store->current];
+	bool		in_place = old != NULL && old->generation == store->current;
+	WriteState	to;
+
+	begin_write(&to, heap);
+	ExecClearTuple(to.slot);
+	set_defaults(&to, heap);
+	if (in_place)
+	{
+		fetch_old(&to, heap, store->relid, key, old);
+		carry_over(&to, to.oldslot);
+	}
+	else if (old != NULL)
+		carry_over(&to, take_out(store, key, old));
+	set_columns(to.slot, part, store->current, record);
+	ExecStoreVirtualTuple(to.slot);
+	ExecMaterializeSlot(to.slot);
+
+	if (in_place)
+		ExecSimpleRelationUpdate(to.rri, to.estate, &to.epqstate, to.oldslot,
+								 to.slot);
+	else
+		ExecSimpleRelationInsert(to.rri, to.estate, to.slot);
+	end_write(&to);
+}
+
+/*
+ * Was this unique violation raised by the key's index?
+ */
+static bool
+is_key_violation(ErrorData *edata, const IdemPartition *part)
+{
+	char	   *index = get_rel_name(part->key_index);
+
+	return edata->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
+		edata->constraint_name != NULL && index != NULL &&
+		strcmp(edata->constraint_name, index) == 0;
+}
+
+/*
+ * After a write that could have run triggers: the record must stand there as
+ * it was meant to, once, and written by this transaction.  A trigger may have
+ * changed other columns; *meant becomes what is stored.
+ */
+static void
+verify(IdemStore *store, text *key, IdemRecord *meant)
+{
+	IdemRecord	record;
+
+	idem_record_find(store, key, &record);
+	if (record.count != 1 || !record.own || record.status != meant->status ||
+		TransactionIdIsValid(record.in_flux))
+		ereport(ERROR,
+				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+				 errmsg("record of an idempotency key was not stored"),
+				 errdetail("The key is \"%s\" in store %s.",
+						   text_to_cstring(key), idem_store_name(store->relid)),
+				 errhint("A trigger or rule of the store suppresses or changes rows; remove it.")));
+	*meant = record;
+}
+
+/*
+ * Put the record there; false if a row of the same key was in the way.  That
+ * always becomes an error, so nothing of the failed insert is ever used.
+ */
+static bool
+put(IdemStore *store, Relation heap, text *key, const IdemRecord *old,
+	const IdemRecord *record)
+{
+	MemoryContext context = CurrentMemoryContext;
+	const IdemPartition *part = &store->part[store->current];
+	volatile bool success = true;
+
+	PG_TRY();
+	{
+		if (part->plain && old == NULL)
+			insert_directly(heap, part, store->current, record);
+		else
+			write_with_executor(store, heap, key, old, record);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		if (!is_key_violation(edata, part))
+			PG_RE_THROW();
+		FlushErrorState();
+		success = false;
+	}
+	PG_END_TRY();
+	return success;
+}
+
+/*
+ * Write the record of "key": new, or in the place of "old".  The caller
+ * holds the key's lock, or "old" is an uncommitted row of its own.
+ *
+ * All of record->values but the generation and record->status are set by the
+ * caller; afterwards *record is what is stored.  "store" may be freed: do not
+ * use it afterwards.
+ */
+void
+idem_record_write(IdemStore *store, text *key, const IdemRecord *old,
+				  IdemRecord *record)
+{
+	const IdemPartition *part;
+	Relation	heap;
+
+	/* An own row is changed by a later command than the one that made it */
+	if (old != NULL)
+		CommandCounterIncrement();
+
+	store = lock_current_generation(store);
+	part = &store->part[store->current];
+	heap = table_open(part->relid, NoLock);
+	if (!put(store, heap, key, old, record))
+		idem_raise_conflict(store->relid, key);
+	table_close(heap, NoLock);
+
+	if (!part->plain || old != NULL)
+	{
+		CommandCounterIncrement();
+		verify(store, key, record);
+	}
+}
+
+/*
+ * Delete the record "old" of "key".  The caller holds the key's lock.
+ */
+void
+idem_record_delete(IdemStore *store, text *key, const IdemRecord *old)
+{
+	/* An own row is changed by a later command than the one that made it */
+	CommandCounterIncrement();
+	(void) take_out(store, key, old);
+}

@@ -1,0 +1,21 @@
+/*-------------------------------------------------------------------------
+ *
+ * write.h
+ *	  Write, replace and delete records of a store.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_WRITE_H
+#define IDEM_WRITE_H
+
+struct IdemStore;
+struct IdemRecord;
+
+extern void idem_record_write(struct IdemStore *store, text *key,
+							  const struct IdemRecord *old,
+							  struct IdemRecord *record);
+extern void idem_record_delete(struct IdemStore *store, text *key,
+							   const struct IdemRecord *old);
+extern void idem_raise_conflict(Oid store, text *key);
+
+#endif							/* IDEM_WRITE_H */
