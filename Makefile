@@ -103,4 +103,7 @@ endif
 
 include $(PGXS)
 
+# PGXS knows of no headers: any change in one builds everything anew.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+
 endif

@@ -128,6 +128,13 @@ create_partition(const char *store, const char *schema, const char *name,
 					 partition, store, generation));
 	revoke_from_others(partition);
 
+	/*
+	 * A default of its own, since the inherited one names the store: a dump
+	 * without the store (pg_dump -T) could not be restored.
+	 */
+	execute(psprintf("ALTER TABLE %s ALTER COLUMN generation SET DEFAULT %d",
+					 partition, generation));
+
 	index = ChooseRelationName(relname, "key", "idx", schema_oid, false);
 	execute(psprintf("CREATE UNIQUE INDEX %s ON %s (key)",
 					 quote_identifier(index), partition));

@@ -152,14 +152,18 @@ idem_fingerprint_matches(const pg_uuid_t *stored, Jsonb *request)
 	if (unlikely(stored->data[0] != IDEM_FINGERPRINT_VERSION ||
 				 (stored->data[6] & 0xF0) != 0x80 ||
 				 (stored->data[8] & 0xC0) != 0x80))
+	{
+		char	   *uuid;
+
+		uuid = DatumGetCString(DirectFunctionCall1(uuid_out,
+												   UUIDPGetDatum(stored)));
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("request fingerprint of an unknown kind"),
 				 errdetail("The stored fingerprint is %s; this version of idem knows those of algorithm %d.",
-						   DatumGetCString(DirectFunctionCall1(uuid_out,
-															   UUIDPGetDatum(stored))),
-						   IDEM_FINGERPRINT_VERSION),
+						   uuid, IDEM_FINGERPRINT_VERSION),
 				 errhint("The record was written by a newer version of idem, or by hand. Install the version that wrote it, or repeat the call without a request.")));
+	}
 
 	idem_fingerprint_compute(request, &computed);
 

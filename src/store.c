@@ -315,14 +315,14 @@ find_indexes(Relation rel, Oid root, IdemPartition *part)
 		Form_pg_index form = index->rd_index;
 		AttrNumber	column = form->indkey.values[0];
 		bool		simple = form->indnkeyatts == 1 &&
-			form->indisready &&
+			form->indisready && form->indisvalid &&
 			RelationGetIndexExpressions(index) == NIL;
 		bool		total = RelationGetIndexPredicate(index) == NIL;
 		bool		btree = index->rd_rel->relam == BTREE_AM_OID;
 
 		if (simple && total && btree &&
 			column == part->attnum[IDEM_KEY] &&
-			form->indisunique && form->indimmediate && form->indisvalid &&
+			form->indisunique && form->indimmediate &&
 			index->rd_opfamily[0] == TEXT_BTREE_FAM_OID &&
 			index->rd_indcollation[0] == C_COLLATION_OID &&
 			!OidIsValid(part->key_index))

@@ -40,9 +40,9 @@ function check(what, ok, detail = '') {
 /* Checks that all of a list are as they should be; shows the first that is not. */
 function checkAll(what, list, isOk) {
   const bad = list.filter((item) => !isOk(item));
-  check(what, list.length > 0 && bad.length === 0,
-    bad.length ? `${bad.length} of ${list.length} not, first: ${JSON.stringify(bad[0]).slice(0, 200)}`
-      : `${list.length} of ${list.length}`);
+  const detail = bad.length ? `not ${bad.length}, first: ${JSON.stringify(bad[0]).slice(0, 200)}`
+    : `all ${list.length}`;
+  check(what, list.length > 0 && bad.length === 0, detail);
 }
 
 /* mulberry32: a small seeded generator of numbers in [0, 1) */
@@ -86,7 +86,11 @@ async function handle(client, { name, payload, key }) {
  * statements, when.  COMMIT (5, or 2 of a replay) is where it matters most.
  */
 function planFault() {
-  const fault = { kind: pick(FAULTS), statement: pick([0, 1, 2, 3, 4, 5, 5, 5]), moment: pick(MOMENTS) };
+  const fault = {
+    kind: pick(FAULTS),
+    statement: pick([0, 1, 2, 3, 4, 5, 5, 5]),
+    moment: pick(MOMENTS),
+  };
   if (fault.kind === 'rollback') { // somewhere between BEGIN and COMMIT
     fault.statement = Math.max(fault.statement, 1);
     fault.moment = 'before';
@@ -170,7 +174,8 @@ async function verify(db) {
     effects.set(row.key, [...(effects.get(row.key) ?? []), row.id]);
   }
   for (const event of events) {
-    const { rows } = await db.query('SELECT result::text AS result FROM idem_lookup($1)', [event.key]);
+    const { rows } = await db.query(
+      'SELECT result::text AS result FROM idem_lookup($1)', [event.key]);
     event.stored = rows[0]?.result;
     event.effects = effects.get(event.key) ?? [];
   }
@@ -204,8 +209,9 @@ async function verifyRequests(pool, db) {
   const reverse = (value) => (Array.isArray(value) ? value.map(reverse)
     : value === null || typeof value !== 'object' ? value
       : Object.fromEntries(Object.entries(value).reverse().map(([k, v]) => [k, reverse(v)])));
-  const run = (event, request) => withIdem(pool, event.key, request, (client) => handle(client, event))
-    .catch((error) => error.code ?? String(error));
+  const run = (event, request) =>
+    withIdem(pool, event.key, request, (client) => handle(client, event))
+      .catch((error) => error.code ?? String(error));
   const outcomes = [];
   for (const event of events) {
     outcomes.push({
@@ -260,7 +266,9 @@ async function main() {
       () => consume(queue, pool, admin, running)));
 
     await verify(admin);
-    for (const kind of FAULTS) check(`fault: ${kind}`, count.faults[kind] > 0, String(count.faults[kind]));
+    for (const kind of FAULTS) {
+      check(`fault: ${kind}`, count.faults[kind] > 0, String(count.faults[kind]));
+    }
     await verifyRequests(pool, admin);
     await verifyErrors(pool);
   } finally {
