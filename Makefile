@@ -83,7 +83,8 @@ PG_CFLAGS = -Wextra -Wno-unused-parameter -Wno-sign-compare
 REGRESS := $(sort $(basename $(notdir $(wildcard sql/*.sql))))
 REGRESS_OPTS = --encoding=UTF8 --no-locale
 ISOLATION := $(sort $(basename $(notdir $(wildcard test/specs/*.spec))))
-ISOLATION_OPTS = --inputdir=test --encoding=UTF8 --no-locale
+ISOLATION_OPTS = --inputdir=test --load-extension=idem \
+	--encoding=UTF8 --no-locale
 EXTRA_CLEAN = results regression.diffs regression.out output_iso tmp_check \
 	$(wildcard idem-*.zip)
 

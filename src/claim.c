@@ -206,7 +206,7 @@ lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
 			if (peek)
 			{
 				*store = idem_store_refresh(*store);
-				idem_record_find(*store, key, record);
+				idem_record_find(store, key, record);
 				if (is_final(record) && !TransactionIdIsValid(record->in_flux))
 					return KEY_ANSWERED;
 			}
@@ -215,7 +215,7 @@ lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
 		}
 
 		*store = idem_store_refresh(*store);
-		idem_record_find(*store, key, record);
+		idem_record_find(store, key, record);
 		if (!TransactionIdIsValid(record->in_flux))
 			return KEY_LOCKED;
 		idem_key_unlock(tag);
@@ -355,7 +355,7 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 	}
 	if (claim != NULL && claim->status.state == CLAIM_COMPLETED)
 	{
-		idem_record_find(store, key, record);
+		idem_record_find(&store, key, record);
 		if (record->found && record->own)
 			return judge(record, request);
 	}
@@ -466,11 +466,12 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 	IdemClaim  *claim = held_claim(storeid, key);
 	IdemClaimStatus status = claim->status;
 	IdemRecord	old;
+	LOCKTAG		tag;
 
 	/* Look again: rows can be written without the key's lock */
 	for (;;)
 	{
-		idem_record_find(store, key, &old);
+		idem_record_find(&store, key, &old);
 		if (!TransactionIdIsValid(old.in_flux))
 			break;
 		(void) idem_xact_wait(old.in_flux, DT_NOEND);
@@ -491,7 +492,19 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 	}
 	written->values[IDEM_RESULT] = result;
 	written->nulls[IDEM_RESULT] = isnull;
+
+	/*
+	 * A claim made good early does without the key's lock, but while its row
+	 * is replaced nobody may be in the middle of a look-up: a scan that has
+	 * passed the new version's place and then finds the old one dead would
+	 * report an absence.
+	 */
+	idem_key_locktag(&tag, claim->hash);
+	if (status.has_row && !idem_key_lock(&tag, NULL))
+		(void) idem_key_lock_wait(&tag, DT_NOEND);
 	idem_record_write(store, key, old.found ? &old : NULL, written);
+	if (status.has_row)
+		idem_key_unlock(&tag);
 
 	status.state = CLAIM_COMPLETED;
 	idem_pending_set(claim, &status);
@@ -507,7 +520,7 @@ idem_find_own_completion(Oid storeid, text *key, IdemRecord *record)
 	IdemStore  *store = idem_store_open(storeid, ACL_INSERT | ACL_SELECT,
 										RowExclusiveLock);
 
-	idem_record_find(store, key, record);
+	idem_record_find(&store, key, record);
 	return record->found && record->own && record->status == IDEM_COMPLETED;
 }
 
@@ -574,7 +587,7 @@ idem_forget_key(Oid storeid, text *key)
 
 		idem_record_delete(store, key, &record);
 		store = idem_store_refresh(store);
-		idem_record_find(store, key, &record);
+		idem_record_find(&store, key, &record);
 		if (record.count >= count)
 			ereport(ERROR,
 					(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),

@@ -314,7 +314,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 	IdemRecord	record;
 
 	InitMaterializedSRF(fcinfo, 0);
-	idem_record_find_mvcc(store, key, GetActiveSnapshot(), &record);
+	idem_record_find_mvcc(&store, key, GetActiveSnapshot(), &record);
 	if (record.found)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
 							 record.values, record.nulls);

@@ -38,6 +38,7 @@
 #include "access/xlog.h"
 #include "executor/tuptable.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
@@ -168,9 +169,7 @@ consider(const IdemPartition *part, int generation, TupleTableSlot *slot,
 	}
 }
 
-/*
- * Open a partition and scan its index for "key".
- */
+/* A scan of one partition's index for a key */
 typedef struct KeyScan
 {
 	Relation	heap;
@@ -179,19 +178,32 @@ typedef struct KeyScan
 	IndexScanDesc scan;
 } KeyScan;
 
-static void
-begin_key_scan(KeyScan *ks, const IdemPartition *part, text *key,
+/*
+ * Open a generation and scan its index; false if the store turns out to have
+ * changed by the time the partition is locked (its index may be another one
+ * now): then nothing is open.
+ */
+static bool
+begin_key_scan(KeyScan *ks, const IdemStore *store, int generation, text *key,
 			   Snapshot snapshot)
 {
+	const IdemPartition *part = &store->part[generation];
 	ScanKeyData skey;
 
-	ks->heap = table_open(part->relid, AccessShareLock);
+	LockRelationOid(part->relid, AccessShareLock);
+	if (!idem_store_unchanged(store))
+	{
+		UnlockRelationOid(part->relid, AccessShareLock);
+		return false;
+	}
+	ks->heap = table_open(part->relid, NoLock);
 	ks->index = index_open(part->key_index, AccessShareLock);
 	ks->slot = table_slot_create(ks->heap, NULL);
 	ks->scan = idem_index_beginscan(ks->heap, ks->index, snapshot);
 	ScanKeyInit(&skey, 1, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(key));
 	index_rescan(ks->scan, &skey, 1, NULL, 0);
+	return true;
 }
 
 static bool
@@ -210,18 +222,20 @@ end_key_scan(KeyScan *ks)
 }
 
 /*
- * Look in one generation, as of now.  "snapshot" is the transaction's, where
- * that is fixed, otherwise NULL.
+ * Look in one generation, as of now; false if the store has changed.
+ * "snapshot" is the transaction's, where that is fixed, otherwise NULL.
  */
-static void
-find_in_partition(const IdemPartition *part, int generation, text *key,
-				  Snapshot snapshot, IdemRecord *record)
+static bool
+find_in_generation(const IdemStore *store, int generation, text *key,
+				   Snapshot snapshot, IdemRecord *record)
 {
 	SnapshotData dirty;
 	KeyScan		ks;
 
 	InitDirtySnapshot(dirty);
-	begin_key_scan(&ks, part, key, snapshot ? SnapshotAny : &dirty);
+	if (!begin_key_scan(&ks, store, generation, key,
+						snapshot ? SnapshotAny : &dirty))
+		return false;
 	while (next_in_key_scan(&ks))
 	{
 		bool		own;
@@ -254,9 +268,10 @@ find_in_partition(const IdemPartition *part, int generation, text *key,
 		}
 
 		own = TransactionIdIsCurrentTransactionId(xmin_of(ks.slot));
-		consider(part, generation, ks.slot, own, record);
+		consider(&store->part[generation], generation, ks.slot, own, record);
 	}
 	end_key_scan(&ks);
+	return true;
 }
 
 /*
@@ -265,24 +280,32 @@ find_in_partition(const IdemPartition *part, int generation, text *key,
  * record that is reported besides may be about to be replaced by it.
  *
  * The caller has accepted invalidations, and holds the key's lock if it is
- * going to conclude anything from an absence.
+ * going to conclude anything from an absence.  *store is replaced if it has
+ * changed in the meantime.
  */
 void
-idem_record_find(const IdemStore *store, text *key, IdemRecord *record)
+idem_record_find(IdemStore **store, text *key, IdemRecord *record)
 {
 	Snapshot	snapshot = NULL;
+	int			done = 0;
 
-	memset(record, 0, sizeof(IdemRecord));
 	if (IsolationUsesXactSnapshot())
 		snapshot = RegisterSnapshot(GetTransactionSnapshot());
 
-	for (int i = 0; i < store->nparts; i++)
+	memset(record, 0, sizeof(IdemRecord));
+	while (done < (*store)->nparts)
 	{
-		int			generation = (store->current - i + store->nparts) %
-			store->nparts;
+		int			generation = ((*store)->current - done +
+								  (*store)->nparts) % (*store)->nparts;
 
-		find_in_partition(&store->part[generation], generation, key,
-						  snapshot, record);
+		if (find_in_generation(*store, generation, key, snapshot, record))
+			done++;
+		else
+		{
+			*store = idem_store_refresh(*store);
+			memset(record, 0, sizeof(IdemRecord));
+			done = 0;
+		}
 	}
 
 	if (snapshot != NULL)
@@ -293,18 +316,26 @@ idem_record_find(const IdemStore *store, text *key, IdemRecord *record)
  * Find the record of "key" as "snapshot" sees it: an ordinary read.
  */
 void
-idem_record_find_mvcc(const IdemStore *store, text *key, Snapshot snapshot,
+idem_record_find_mvcc(IdemStore **store, text *key, Snapshot snapshot,
 					  IdemRecord *record)
 {
-	memset(record, 0, sizeof(IdemRecord));
-	for (int i = 0; i < store->nparts; i++)
-	{
-		KeyScan		ks;
+	KeyScan		ks;
+	int			done = 0;
 
-		begin_key_scan(&ks, &store->part[i], key, snapshot);
+	memset(record, 0, sizeof(IdemRecord));
+	while (done < (*store)->nparts)
+	{
+		if (!begin_key_scan(&ks, *store, done, key, snapshot))
+		{
+			*store = idem_store_refresh(*store);
+			memset(record, 0, sizeof(IdemRecord));
+			done = 0;
+			continue;
+		}
 		while (next_in_key_scan(&ks))
-			consider(&store->part[i], i, ks.slot, false, record);
+			consider(&(*store)->part[done], done, ks.slot, false, record);
 		end_key_scan(&ks);
+		done++;
 	}
 }
 

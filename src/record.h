@@ -35,9 +35,9 @@ typedef struct IdemRecord
 	bool		snapshot_differs;
 } IdemRecord;
 
-extern void idem_record_find(const struct IdemStore *store, text *key,
+extern void idem_record_find(struct IdemStore **store, text *key,
 							 IdemRecord *record);
-extern void idem_record_find_mvcc(const struct IdemStore *store, text *key,
+extern void idem_record_find_mvcc(struct IdemStore **store, text *key,
 								  Snapshot snapshot, IdemRecord *record);
 extern void idem_record_make_durable(const IdemRecord *record);
 

@@ -76,6 +76,7 @@ typedef struct StoreEntry
 
 static HTAB *store_cache = NULL;
 static uint64 last_serial = 0;
+static uint64 invalidations = 0;	/* of any store, as a quick test */
 
 static const struct
 {
@@ -160,17 +161,16 @@ invalidate_stores(Datum arg, Oid relid)
 	hash_seq_init(&status, store_cache);
 	while ((entry = (StoreEntry *) hash_seq_search(&status)) != NULL)
 	{
-		if (!entry->valid)
-			continue;
-		if (relid == InvalidOid || relid == entry->relid)
-			entry->valid = false;
-		else if (entry->store == NULL)
-			entry->valid = false;	/* being checked: be careful */
-		else
+		/* one that is just being checked has no list yet: be careful */
+		bool		hit = relid == InvalidOid || relid == entry->relid ||
+			entry->store == NULL;
+
+		for (int i = 0; !hit && i < entry->store->nparts; i++)
+			hit = entry->store->part[i].relid == relid;
+		if (hit)
 		{
-			for (int i = 0; i < entry->store->nparts; i++)
-				if (entry->store->part[i].relid == relid)
-					entry->valid = false;
+			entry->valid = false;
+			invalidations++;
 		}
 	}
 }
@@ -570,6 +570,7 @@ copy_store(Oid relid, bool want_current)
 
 	copy = palloc(IDEM_STORE_SIZE(entry->store->nparts));
 	memcpy(copy, entry->store, IDEM_STORE_SIZE(entry->store->nparts));
+	copy->invalidations = invalidations;
 	return copy;
 }
 
@@ -623,20 +624,33 @@ idem_store_open(Oid relid, AclMode privileges, LOCKMODE lockmode)
 }
 
 /*
+ * Is the store still what it was when "store" was made, by the invalidations
+ * accepted so far?  Getting a new lock on a partition accepts them.
+ */
+bool
+idem_store_unchanged(const IdemStore *store)
+{
+	StoreEntry *entry;
+
+	if (store->invalidations == invalidations)
+		return true;
+	entry = hash_search(store_cache, &store->relid, HASH_FIND, NULL);
+	return entry != NULL && entry->valid && entry->store != NULL &&
+		entry->store->serial == store->serial;
+}
+
+/*
  * Accept invalidations; if the store is not what it was when "store" was
  * made, free that and return a new copy, otherwise return it unchanged.
  */
 IdemStore *
 idem_store_refresh(IdemStore *store)
 {
-	StoreEntry *entry;
 	Oid			relid = store->relid;
 	bool		want_current = store->current != -1;
 
 	AcceptInvalidationMessages();
-	entry = hash_search(store_cache, &relid, HASH_FIND, NULL);
-	if (entry != NULL && entry->valid && entry->store != NULL &&
-		entry->store->serial == store->serial)
+	if (idem_store_unchanged(store))
 		return store;
 	pfree(store);
 	return copy_store(relid, want_current);

@@ -60,6 +60,7 @@ typedef struct IdemStore
 {
 	Oid			relid;			/* the partitioned table */
 	uint64		serial;			/* which check this is the result of */
+	uint64		invalidations;	/* how many there had been by then */
 	int			current;		/* generation new rows go to; -1: not asked */
 	int			nparts;
 	IdemPartition part[FLEXIBLE_ARRAY_MEMBER];	/* by generation */
@@ -70,6 +71,7 @@ typedef struct IdemStore
 extern void idem_store_init(void);
 extern IdemStore *idem_store_open(Oid relid, AclMode privileges,
 								  LOCKMODE lockmode);
+extern bool idem_store_unchanged(const IdemStore *store);
 extern IdemStore *idem_store_refresh(IdemStore *store);
 extern char *idem_store_name(Oid relid);
 extern IdemStatus idem_status_from_text(const text *status);

@@ -389,7 +389,7 @@ verify(IdemStore *store, text *key, IdemRecord *meant)
 {
 	IdemRecord	record;
 
-	idem_record_find(store, key, &record);
+	idem_record_find(&store, key, &record);
 	if (record.count != 1 || !record.own || record.status != meant->status ||
 		TransactionIdIsValid(record.in_flux))
 		ereport(ERROR,
