@@ -37,7 +37,7 @@ SELECT r.completed_at = l.completed_at AS as_stored, r.result::text = l.result::
 FROM idem_run('run:a', 'invoice') AS r, idem_lookup('run:a') AS l;
 
 -- In one statement, twice the same key
-SELECT r.claimed, r.status FROM generate_series(1, 2), LATERAL idem_run('run:b', 'invoice', '[1]') AS r;
+SELECT r.claimed, r.status FROM unnest('{run:b,run:b}'::text[]) AS k, LATERAL idem_run(k, 'invoice', '[1]') AS r;
 SELECT count(*) FROM run_test.effect WHERE request = '[1]';
 
 -- Results of every kind
@@ -110,14 +110,14 @@ SELECT count(*) FROM run_test.effect WHERE n = 99;
 SELECT count(*) FROM idem_lookup('run:bad');
 
 -- f(jsonb) is preferred to f(); either can be named by its signature
-CREATE FUNCTION both() RETURNS text LANGUAGE sql AS $$ SELECT '"without"' $$;
-CREATE FUNCTION both(jsonb) RETURNS text LANGUAGE sql AS $$ SELECT to_json(coalesce($1, '"null"'))::text $$;
-SELECT result FROM idem_run('run:both1', 'both', '"request"');
-SELECT result FROM idem_run('run:both2', 'both');
-SELECT result FROM idem_run('run:both3', 'both()', '"request"');
-SELECT result FROM idem_run('run:both4', 'both(jsonb)', '"request"');
-SELECT result FROM idem_run('run:both5', 'run_test.both ( pg_catalog.jsonb )', '"request"');
-SELECT result FROM idem_run('run:both6', ' run_test . both ', '"request"');
+CREATE FUNCTION with_or_without() RETURNS text LANGUAGE sql AS $$ SELECT '"without"' $$;
+CREATE FUNCTION with_or_without(jsonb) RETURNS text LANGUAGE sql AS $$ SELECT to_json(coalesce($1, '"null"'))::text $$;
+SELECT result FROM idem_run('run:both1', 'with_or_without', '"request"');
+SELECT result FROM idem_run('run:both2', 'with_or_without');
+SELECT result FROM idem_run('run:both3', 'with_or_without()', '"request"');
+SELECT result FROM idem_run('run:both4', 'with_or_without(jsonb)', '"request"');
+SELECT result FROM idem_run('run:both5', 'run_test.with_or_without ( pg_catalog.jsonb )', '"request"');
+SELECT result FROM idem_run('run:both6', ' run_test . with_or_without ', '"request"');
 CREATE FUNCTION "Both.Names"() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$;
 CREATE FUNCTION "Odd ""Name(" (jsonb) RETURNS int LANGUAGE sql AS $$ SELECT 2 $$;
 SELECT result FROM idem_run('run:both7', 'run_test."Both.Names"');
@@ -203,7 +203,7 @@ END $$;
 CREATE FUNCTION completes_other(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_complete(request #>> '{}', '"its own"');
-	RETURN 'not even JSON';
+	RETURN '"another"';
 END $$;
 CREATE FUNCTION releases(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -233,6 +233,8 @@ BEGIN
 END $$;
 SELECT claimed, status, result FROM idem_run('run:completes', 'completes', '"run:completes"');
 SELECT claimed, status, result FROM idem_run('run:completes', 'completes', '"run:completes"');
+SELECT claimed, status, result FROM idem_run('run:completes_other', 'completes_other', '"run:completes_other"');
+SELECT claimed, status, result FROM idem_run('run:completes_other', 'completes_other', '"run:completes_other"');
 SELECT claimed, status, result FROM idem_run('run:reclaims', 'reclaims', '"run:reclaims"');
 SELECT claimed, status, result FROM idem_run('run:recurses', 'recurses', '"run:recurses"');
 SELECT claimed, status, result FROM idem_run('run:undoes', 'undoes', '"run:undoes"');
@@ -308,9 +310,8 @@ CREATE FUNCTION adds() RETURNS bigint LANGUAGE sql AS $$
 	INSERT INTO run_test.effect VALUES (5000);
 	SELECT count(*) FROM run_test.effect WHERE n = 5000;
 $$;
-SELECT a.result AS adds, b.result AS counts, c.result AS adds, d.result AS counts
-FROM idem_run('run:s1', 'adds') a, idem_run('run:s2', 'counts') b,
-	 idem_run('run:s3', 'adds') c, idem_run('run:s4', 'counts') d;
+SELECT (idem_run('run:s1', 'adds')).result AS adds, (idem_run('run:s2', 'counts')).result AS counts,
+	   (idem_run('run:s3', 'adds')).result AS adds, (idem_run('run:s4', 'counts')).result AS counts;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT result FROM idem_run('run:s5', 'adds');
 SELECT result FROM idem_run('run:s6', 'counts');
@@ -349,7 +350,7 @@ SELECT idem_create_store('run_test.other');
 SELECT claimed, result FROM idem_run('run:a', 'r_json', store => 'other');
 SELECT claimed, result FROM idem_run('run:a', 'r_json', store => 'run_test.other');
 
--- In an unlogged way of life: a handler that truncates what it stores in is refused at COMMIT or works
+-- A handler that changes the store under its own claim
 CREATE FUNCTION truncates() RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
 	TRUNCATE run_test.other;
@@ -357,6 +358,27 @@ BEGIN
 END $$;
 SELECT claimed, result FROM idem_run('run:truncates', 'truncates', store => 'other');
 SELECT key FROM run_test.other;
+CREATE FUNCTION alters() RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+	ALTER TABLE run_test.other ADD COLUMN note text NOT NULL DEFAULT 'by default';
+	CREATE INDEX ON run_test.other (note);
+	RETURN 2;
+END $$;
+SELECT claimed, result FROM idem_run('run:alters', 'alters', store => 'other');
+SELECT key, note FROM run_test.other ORDER BY 1;
+CREATE FUNCTION drops_part() RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+	DROP TABLE run_test.other_3;
+	RETURN 3;
+END $$;
+SELECT claimed, result FROM idem_run('run:drops_part', 'drops_part', store => 'other');
+CREATE FUNCTION drops_store() RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+	DROP TABLE run_test.other;
+	RETURN 3;
+END $$;
+SELECT claimed, result FROM idem_run('run:drops_store', 'drops_store', store => 'other');
+SELECT key, note FROM run_test.other ORDER BY 1;
 
 RESET search_path;
 SET client_min_messages = error;

@@ -314,7 +314,7 @@ attempts_of(const IdemRecord *record)
  * Replace the key's lock by an uncommitted row that others wait for.
  */
 static void
-make_good(IdemStore *store, text *key, const IdemRecord *old,
+make_good(IdemStore *store, text *key, IdemRecord *old,
 		  TimestampTz claimed_at)
 {
 	IdemRecord	record;
@@ -580,22 +580,7 @@ idem_forget_key(Oid storeid, text *key)
 		return false;
 	}
 
-	/* Rows copied in by hand can make it stand more than once */
-	while (record.found)
-	{
-		int			count = record.count;
-
-		idem_record_delete(store, key, &record);
-		store = idem_store_refresh(store);
-		idem_record_find(&store, key, &record);
-		if (record.count >= count)
-			ereport(ERROR,
-					(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
-					 errmsg("record of an idempotency key was not deleted"),
-					 errdetail("The key is \"%s\" in store %s.",
-							   text_to_cstring(key), idem_store_name(storeid)),
-					 errhint("A trigger of the store suppresses the deletion; remove it.")));
-	}
+	idem_record_delete(&store, key, &record, 0);
 	if (claim != NULL)
 	{
 		IdemClaimStatus status = claim->status;

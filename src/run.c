@@ -71,7 +71,8 @@ find_handler(const char *name)
 	List	   *names;
 	Oid			function;
 
-	if (strchr(name, '(') != NULL)
+	/* A signature ends in ")"; a quoted name that holds one in a quote */
+	if (name[0] != '\0' && name[strlen(name) - 1] == ')')
 		return DatumGetObjectId(DirectFunctionCall1(regprocedurein,
 													CStringGetDatum(name)));
 
@@ -124,7 +125,7 @@ describe_handler(const char *name, Handler *handler)
 }
 
 /*
- * Call the handler; returns its result as json.
+ * Call the handler.
  */
 static Datum
 call_handler(const Handler *handler, Jsonb *request, bool *isnull)
@@ -156,8 +157,6 @@ call_handler(const Handler *handler, Jsonb *request, bool *isnull)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	result = FunctionCallInvoke(fcinfo);
 	*isnull = fcinfo->isnull || handler->result_type == VOIDOID;
-	if (!*isnull)
-		result = idem_result_from_value(result, handler->result_type);
 	PopActiveSnapshot();
 	return result;
 }
@@ -215,7 +214,11 @@ idem_run(PG_FUNCTION_ARGS)
 							  idem_key_hash(options.store, key));
 	answer = ANSWER_COMPLETED;
 	if (claim->status.state == CLAIM_HELD)
+	{
+		if (!isnull)
+			result = idem_result_from_value(result, handler.result_type);
 		idem_complete_claim(options.store, key, result, isnull, &record);
+	}
 	else if (!idem_find_own_completion(options.store, key, &record))
 		answer = ANSWER_RELEASED;
 	PG_RETURN_DATUM(idem_outcome_datum(fcinfo, true, answer, &record));

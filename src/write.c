@@ -367,6 +367,34 @@ write_with_executor(IdemStore *store, Relation heap, text *key,
 }
 
 /*
+ * Delete the record of "key" until it stands only "keep" times; rows that
+ * were copied in by hand can make it stand more than once.  The caller holds
+ * the key's lock.  *record, as found, is found again.
+ */
+void
+idem_record_delete(IdemStore **store, text *key, IdemRecord *record, int keep)
+{
+	while (record->count > keep)
+	{
+		int			count = record->count;
+
+		/* An own row is changed by a later command than made it */
+		CommandCounterIncrement();
+		(void) take_out(*store, key, record);
+		*store = idem_store_refresh(*store);
+		idem_record_find(store, key, record);
+		if (record->count >= count)
+			ereport(ERROR,
+					(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+					 errmsg("record of an idempotency key was not deleted"),
+					 errdetail("The key is \"%s\" in store %s.",
+							   text_to_cstring(key),
+							   idem_store_name((*store)->relid)),
+					 errhint("A trigger of the store suppresses the deletion; remove it.")));
+	}
+}
+
+/*
  * Was this unique violation raised by the key's index?
  */
 static bool
@@ -444,15 +472,18 @@ put(IdemStore *store, Relation heap, text *key, const IdemRecord *old,
  * use it afterwards.
  */
 void
-idem_record_write(IdemStore *store, text *key, const IdemRecord *old,
+idem_record_write(IdemStore *store, text *key, IdemRecord *old,
 				  IdemRecord *record)
 {
 	const IdemPartition *part;
 	Relation	heap;
 
-	/* An own row is changed by a later command than the one that made it */
 	if (old != NULL)
+	{
+		idem_record_delete(&store, key, old, 1);
+		/* An own row is changed by a later command than made it */
 		CommandCounterIncrement();
+	}
 
 	store = lock_current_generation(store);
 	part = &store->part[store->current];
@@ -466,15 +497,4 @@ idem_record_write(IdemStore *store, text *key, const IdemRecord *old,
 		CommandCounterIncrement();
 		verify(store, key, record);
 	}
-}
-
-/*
- * Delete the record "old" of "key".  The caller holds the key's lock.
- */
-void
-idem_record_delete(IdemStore *store, text *key, const IdemRecord *old)
-{
-	/* An own row is changed by a later command than the one that made it */
-	CommandCounterIncrement();
-	(void) take_out(store, key, old);
 }

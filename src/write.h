@@ -12,10 +12,10 @@ struct IdemStore;
 struct IdemRecord;
 
 extern void idem_record_write(struct IdemStore *store, text *key,
-							  const struct IdemRecord *old,
+							  struct IdemRecord *old,
 							  struct IdemRecord *record);
-extern void idem_record_delete(struct IdemStore *store, text *key,
-							   const struct IdemRecord *old);
+extern void idem_record_delete(struct IdemStore **store, text *key,
+							   struct IdemRecord *record, int keep);
 extern void idem_raise_conflict(Oid store, text *key);
 
 #endif							/* IDEM_WRITE_H */

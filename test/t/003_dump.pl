@@ -19,7 +19,7 @@ my @stores = (
 	q{"Quoted ""Name"" with space"."It's a ""Store"""},
 	'"Upper"."Case"',
 	'"Upper".' . 'l' x 63,
-	'public.' . 'l' x 62 . 'x',
+	'"Upper".' . 'l' x 62 . 'x',
 	'"Upper"."' . "\xc3\xa9" x 31 . '"',
 	'two.plain');
 my @results = (
@@ -232,8 +232,23 @@ is( $node->safe_psql(
 	"t\nf",
 	'a store made in the place of one left out');
 
-# Only one store's data
+# Only the store itself: its partitions stay in the dump, as tables
 restore('only_copy', dump_to('only.sql', '-T', 'public.plain'));
+
+# The default store left out; what its partitions hold comes all the same,
+# unless they are left out too
+restore('no_default_copy', dump_to('no_default.sql', '-T', 'idem.idem_completions'));
+is(wrong_answers('no_default_copy', @stores),
+	'', 'no_default_copy: the same answers');
+restore('no_default_data_copy',
+	dump_to('no_default_data.sql', '-T', 'idem.idem_completions*'));
+is( $node->safe_psql('no_default_data_copy',
+		'SELECT count(*) FROM idem.idem_completions'),
+	'0',
+	'no_default_data_copy: nothing in the default store');
+@rest = @stores[ 1 .. $#stores ];
+is(wrong_answers('no_default_data_copy', @rest),
+	'', 'no_default_data_copy: the same answers elsewhere');
 
 # After a store was dropped
 $node->safe_psql('source', 'DROP TABLE "Upper"."Case"');

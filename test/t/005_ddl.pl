@@ -51,12 +51,13 @@ sql(q{
 	END $$});
 
 # Each client's work: single statements, transactions with a savepoint,
-# batches, and idem_run
+# idem_run, batches.  No two of them share more than one key, so that they
+# cannot deadlock with each other.
 my $number = 0;
 my @statements = (
 	"SELECT job('KEY', 'STORE');",
 	"BEGIN; SELECT job('KEY', 'STORE'); SAVEPOINT a; "
-	  . "SELECT job('KEYb', 'STORE'); COMMIT;",
+	  . "SELECT job('KEYc', 'STORE'); COMMIT;",
 	"SELECT status FROM idem_run('KEY', 'work', to_jsonb('KEY'::text), "
 	  . "store => 'STORE');",
 	"WITH c AS (SELECT * FROM idem_claim_batch(ARRAY['KEY', 'KEYb'], "
@@ -172,14 +173,15 @@ my @changes = (
 		q{ALTER TABLE loaded_0 SET (fillfactor = 90)},
 	],
 	[
-		'constraints and triggers', '',
+		# DROP TRIGGER locks partitions before the table, INSERT and claims
+		# the other way round
+		'constraints and triggers', '40P01',
 		q{ALTER TABLE loaded ADD CONSTRAINT few CHECK (attempts < 100)},
 		q{CREATE TRIGGER note AFTER INSERT ON loaded FOR EACH ROW
 			EXECUTE FUNCTION note()},
 		q{DROP TRIGGER note ON loaded},
 		q{ALTER TABLE loaded DROP CONSTRAINT few},
-		q{ALTER TABLE loaded SET SCHEMA pg_catalog}
-		  =~ s/.*/ANALYZE loaded/r,
+		q{ANALYZE loaded},
 	],
 	[
 		'partitions', '25P02 42809',
