@@ -14,6 +14,7 @@
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
 
+#include "answer.h"
 #include "arguments.h"
 #include "claim.h"
 #include "compat.h"

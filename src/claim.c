@@ -43,6 +43,7 @@
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
+#include "answer.h"
 #include "bookkeeping.h"
 #include "claim.h"
 #include "compat.h"
@@ -62,33 +63,6 @@ typedef enum KeyState
 	KEY_ANSWERED,				/* not locked: a final record stands */
 	KEY_NOT_LOCKED				/* the deadline has passed */
 } KeyState;
-
-const char *
-idem_answer_name(IdemAnswer answer)
-{
-	switch (answer)
-	{
-		case ANSWER_CLAIMED:
-			return "claimed";
-		case ANSWER_HELD:
-			return "held";
-		case ANSWER_COMPLETED:
-			return "completed";
-		case ANSWER_SKIPPED:
-			return "skipped";
-		case ANSWER_IN_PROGRESS:
-			return "in_progress";
-		case ANSWER_KEY_REUSED:
-			return "key_reused";
-		case ANSWER_UNCERTAIN:
-			return "uncertain";
-		case ANSWER_TOO_LATE:
-			return "too_late";
-		case ANSWER_RELEASED:
-			return "released";
-	}
-	pg_unreachable();
-}
 
 /*
  * The deadline that the setting idem.wait_timeout gives a call made now.
@@ -116,65 +90,6 @@ idem_check_may_write(const char *function)
 				 errmsg("cannot execute %s within a security-restricted operation",
 						function),
 				 errhint("Do not call it in index expressions, materialized views or anything else that maintenance commands evaluate.")));
-}
-
-/*
- * Raise the error that stands for an answer, if it is one that idem_claim()
- * raises.  "record" may be empty.
- */
-void
-idem_raise_answer(IdemAnswer answer, Oid store, text *key,
-				  const IdemRecord *record)
-{
-	char	   *name = text_to_cstring(key);
-
-	switch (answer)
-	{
-		case ANSWER_IN_PROGRESS:
-			if (record->found && record->status == IDEM_LEASED &&
-				!record->nulls[IDEM_LEASE_UNTIL])
-				ereport(ERROR,
-						(errcode(ERRCODE_IDEM_IN_PROGRESS),
-						 errmsg("operation is in progress under a lease"),
-						 errdetail("The lease of key \"%s\" in store %s ends at %s.",
-								   name, idem_store_name(store),
-								   timestamptz_to_str(DatumGetTimestampTz(record->values[IDEM_LEASE_UNTIL]))),
-						 errhint("Retry after the lease has ended.")));
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_IN_PROGRESS),
-					 errmsg("operation is still in progress in another transaction"),
-					 errdetail("The key is \"%s\" in store %s.",
-							   name, idem_store_name(store)),
-					 errhint("Retry later, or wait longer: see the argument \"wait\" and the setting \"idem.wait_timeout\".")));
-			break;
-		case ANSWER_KEY_REUSED:
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_KEY_REUSED),
-					 errmsg("idempotency key was used before with a different request"),
-					 errdetail("The key is \"%s\" in store %s.",
-							   name, idem_store_name(store)),
-					 errhint("A key names one intended operation; use a new key for a new one, and leave volatile fields out of the request.")));
-			break;
-		case ANSWER_UNCERTAIN:
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_UNCERTAIN),
-					 errmsg("outcome of the operation is uncertain: its lease ran out"),
-					 errdetail("The key is \"%s\" in store %s.",
-							   name, idem_store_name(store)),
-					 errhint("Find out whether the effect happened, then call idem_resolve().")));
-			break;
-		case ANSWER_TOO_LATE:
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_TOO_LATE),
-					 errmsg("operation was first sent before what the store still knows"),
-					 errdetail("The key is \"%s\" in store %s.",
-							   name, idem_store_name(store)),
-					 errhint("Its record may have expired, so running it could be a second run; find out whether it was done.")));
-			break;
-		default:
-			break;
-	}
-	pfree(name);
 }
 
 static bool
@@ -326,13 +241,14 @@ make_good(IdemStore *store, text *key, IdemRecord *old,
 }
 
 /*
- * Claim "key".  Never raises an error for the state of the key, except 40001.
+ * Claim "key"; returns an IdemAnswer.  Never raises an error for the state of
+ * the key, except 40001.
  *
  * On ANSWER_CLAIMED the key's lock is held to the end of the (sub)transaction
  * (or an uncommitted row stands for it); on any other answer this call holds
  * nothing, and *record is what it was read from.
  */
-IdemAnswer
+int
 idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 			   IdemRecord *record)
 {
@@ -410,20 +326,6 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 	}
 	idem_pending_set(claim, &status);
 	return ANSWER_CLAIMED;
-}
-
-/*
- * Raise ID005.
- */
-void
-idem_raise_not_claimed(Oid store, text *key, const char *why)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_NOT_CLAIMED),
-			 errmsg_internal("%s", why),
-			 errdetail("The key is \"%s\" in store %s.",
-					   text_to_cstring(key), idem_store_name(store)),
-			 errhint("A claim is completed once, in the transaction that made it; a lease in a later one, with its latest token.")));
 }
 
 /*

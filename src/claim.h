@@ -14,20 +14,6 @@
 struct IdemStore;
 struct IdemRecord;
 
-/* What a claim of a key is answered; the texts are in idem_answer_name() */
-typedef enum IdemAnswer
-{
-	ANSWER_CLAIMED,
-	ANSWER_HELD,				/* by this transaction, not completed */
-	ANSWER_COMPLETED,
-	ANSWER_SKIPPED,
-	ANSWER_IN_PROGRESS,			/* elsewhere, and the wait ran out */
-	ANSWER_KEY_REUSED,			/* the request differs */
-	ANSWER_UNCERTAIN,			/* a lease ran out */
-	ANSWER_TOO_LATE,			/* its record may have expired */
-	ANSWER_RELEASED				/* idem_run: the handler gave it up */
-} IdemAnswer;
-
 /* What is asked for; the same for every key of a batch */
 typedef struct IdemClaimOptions
 {
@@ -37,13 +23,9 @@ typedef struct IdemClaimOptions
 	TimestampTz first_sent;
 } IdemClaimOptions;
 
-extern const char *idem_answer_name(IdemAnswer answer);
 extern TimestampTz idem_deadline_default(void);
-extern IdemAnswer idem_claim_key(const IdemClaimOptions *options, text *key,
-								 Jsonb *request, struct IdemRecord *record);
-extern void idem_raise_answer(IdemAnswer answer, Oid store, text *key,
-							  const struct IdemRecord *record);
-extern void idem_raise_not_claimed(Oid store, text *key, const char *why);
+extern int	idem_claim_key(const IdemClaimOptions *options, text *key,
+						   Jsonb *request, struct IdemRecord *record);
 extern void idem_complete_claim(Oid store, text *key, Datum result,
 								bool isnull, struct IdemRecord *written);
 extern bool idem_find_own_completion(Oid store, text *key,

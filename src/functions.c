@@ -25,6 +25,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "answer.h"
 #include "arguments.h"
 #include "claim.h"
 #include "compat.h"

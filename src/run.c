@@ -31,6 +31,7 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
+#include "answer.h"
 #include "arguments.h"
 #include "claim.h"
 #include "compat.h"

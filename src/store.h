@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * store.h
- *	  One store: resolve, check, cache.
+ *	  One store: its structure, and what is cached of it.
  *
  *-------------------------------------------------------------------------
  */
@@ -66,14 +66,21 @@ typedef struct IdemStore
 	IdemPartition part[FLEXIBLE_ARRAY_MEMBER];	/* by generation */
 } IdemStore;
 
+#define IDEM_STORE_SIZE(nparts) \
+	(offsetof(IdemStore, part) + sizeof(IdemPartition) * (nparts))
+
 #define IDEM_MAX_GENERATIONS	100
 
+/* structure.c */
+extern IdemStore *idem_store_describe(Oid relid);
+extern IdemStatus idem_status_from_text(const text *status);
+
+/* store.c */
 extern void idem_store_init(void);
 extern IdemStore *idem_store_open(Oid relid, AclMode privileges,
 								  LOCKMODE lockmode);
 extern bool idem_store_unchanged(const IdemStore *store);
 extern IdemStore *idem_store_refresh(IdemStore *store);
 extern char *idem_store_name(Oid relid);
-extern IdemStatus idem_status_from_text(const text *status);
 
 #endif							/* IDEM_STORE_H */

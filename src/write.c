@@ -46,6 +46,7 @@
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
+#include "answer.h"
 #include "compat.h"
 #include "idem.h"
 #include "record.h"
@@ -61,20 +62,6 @@ typedef struct WriteState
 	TupleTableSlot *slot;
 	TupleTableSlot *oldslot;
 } WriteState;
-
-/*
- * Somebody else wrote a record of a key that this transaction claims.
- */
-void
-idem_raise_conflict(Oid store, text *key)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("could not serialize access to an idempotency key due to concurrent change"),
-			 errdetail("The key is \"%s\" in store %s.",
-					   text_to_cstring(key), idem_store_name(store)),
-			 errhint("Roll back and retry the transaction.")));
-}
 
 /*
  * Lock or unlock a partition for writing on behalf of the current

@@ -16,6 +16,5 @@ extern void idem_record_write(struct IdemStore *store, text *key,
 							  struct IdemRecord *record);
 extern void idem_record_delete(struct IdemStore **store, text *key,
 							   struct IdemRecord *record, int keep);
-extern void idem_raise_conflict(Oid store, text *key);
 
 #endif							/* IDEM_WRITE_H */

@@ -175,7 +175,7 @@ my @changes = (
 	[
 		# DROP TRIGGER locks partitions before the table, INSERT and claims
 		# the other way round
-		'constraints and triggers', '40P01',
+		'constraints and triggers', '25P02 40P01',
 		q{ALTER TABLE loaded ADD CONSTRAINT few CHECK (attempts < 100)},
 		q{CREATE TRIGGER note AFTER INSERT ON loaded FOR EACH ROW
 			EXECUTE FUNCTION note()},

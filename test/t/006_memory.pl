@@ -1,0 +1,254 @@
+# Memory: flat over a million calls in one backend, results of 64 MB, and
+# 100,000 claims in one transaction at default settings.
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+use Idem;
+
+my $node = idem_node('main', conf => q{
+log_statement = none
+autovacuum = off
+max_wal_size = 4GB
+});
+
+sub sql
+{
+	my ($sql) = @_;
+	return $node->safe_psql('postgres', $sql);
+}
+
+# Bytes in memory contexts of a session, and those of its process that are
+# its own; contexts do not show what malloc() leaks.
+sub memory
+{
+	my ($session) = @_;
+	my $contexts = $session->query(
+		'SELECT sum(total_bytes) FROM pg_backend_memory_contexts');
+	my $process = 0;
+
+	if (open my $status, '<', "/proc/${\ $session->pid}/status")
+	{
+		/^RssAnon:\s+(\d+) kB/ and $process = $1 * 1024 while <$status>;
+		close $status;
+	}
+	return ($contexts, $process);
+}
+
+# Runs SQL that does something N times, twice: after the second run, which is
+# longer, memory must be what it was after the first.
+sub flat
+{
+	my ($name, $loop, $warm, $count, $conditions) = @_;
+	my $session = session($node);
+	my (@before, @after);
+
+	$session->query($_) foreach @{ $conditions // [] };
+	$session->query($loop =~ s/\bN\b/$warm/gr);
+	@before = memory($session);
+	$session->query($loop =~ s/\bN\b/$count/gr);
+	@after = memory($session);
+	note("$name: contexts $before[0] to $after[0], process $before[1] to $after[1]");
+	cmp_ok($after[0] - $before[0], '<', 256 * 1024,
+		"$name: memory contexts after $count");
+	cmp_ok($after[1] - $before[1], '<', 2048 * 1024,
+		"$name: memory of the process after $count");
+	$session->quit;
+	return;
+}
+
+sql(q{
+	CREATE SEQUENCE next;
+	SELECT idem_create_store('second');
+	SELECT idem_create_store('triggered');
+	CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+		'BEGIN RETURN coalesce(NEW, OLD); END';
+	CREATE TRIGGER note BEFORE INSERT OR UPDATE OR DELETE ON triggered
+		FOR EACH ROW EXECUTE FUNCTION note();
+	CREATE FUNCTION handler(j jsonb) RETURNS jsonb LANGUAGE sql AS
+		$$ SELECT jsonb_build_object('done', j) $$;
+	BEGIN; SELECT claimed FROM idem_claim('done', '{"a":1}');
+	SELECT idem_complete('done', '{"b":2}'); COMMIT;
+	BEGIN; SELECT claimed FROM idem_claim('long');
+	SELECT idem_complete('long', to_json(repeat('x', 20000))); COMMIT});
+
+# A million calls and more
+
+flat('replays in one transaction', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_claim('done', '{"a":1.0}'); END LOOP; END $$},
+	20000, 300000);
+flat('replays in FROM', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM result FROM idem_claim('done') WHERE NOT claimed;
+	END LOOP; END $$}, 10000, 50000);
+flat('replays in one statement',
+	q{SELECT count(c) FROM (SELECT idem_try_claim('done') c,
+		generate_series(1, N) OFFSET 0) s}, 20000, 200000);
+flat('replays of a toasted result', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_claim('long'); END LOOP; END $$}, 5000, 30000);
+flat('claims of one transaction each', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_claim('k' || nextval('next'), '{"a":1}');
+	PERFORM idem_complete('k' || currval('next'), '{"b":1}');
+	COMMIT; END LOOP; END $$}, 10000, 40000);
+flat('once', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_once('k' || nextval('next'));
+	COMMIT; END LOOP; END $$}, 10000, 40000);
+flat('run', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_run('k' || nextval('next'), 'handler', '1');
+	COMMIT; END LOOP; END $$}, 5000, 20000);
+flat('batches', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_complete(key, ordinality)
+	FROM idem_claim_batch(ARRAY['k' || nextval('next'), 'done', 'k' || i])
+	WHERE claimed;
+	COMMIT; END LOOP; END $$}, 5000, 20000);
+flat('releases', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_claim('given up');
+	PERFORM idem_release('given up'); END LOOP; END $$}, 20000, 200000);
+flat('look-ups', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_lookup('done'); END LOOP; END $$}, 20000, 100000);
+flat('claims rolled back', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_claim('k' || nextval('next'));
+	PERFORM idem_complete('k' || currval('next'), '1');
+	ROLLBACK; END LOOP; END $$}, 5000, 20000);
+flat('claims in savepoints', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	BEGIN
+		PERFORM idem_claim('saved');
+		PERFORM idem_complete('saved', '1');
+		RAISE division_by_zero;
+	EXCEPTION WHEN division_by_zero THEN NULL;
+	END; END LOOP; END $$}, 10000, 50000);
+flat('savepoints in a savepoint', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	BEGIN
+		PERFORM idem_claim('saved');
+		PERFORM idem_release('saved');
+	EXCEPTION WHEN division_by_zero THEN NULL;
+	END; END LOOP; END $$}, 10000, 50000, ['BEGIN', 'SAVEPOINT a']);
+flat('errors', q{DO $$
+	DECLARE n int := 0;
+	BEGIN FOR i IN 1..N LOOP
+	BEGIN PERFORM idem_claim('done', '{"a":2}');
+	EXCEPTION WHEN SQLSTATE 'ID001' THEN n := n + 1; END;
+	BEGIN PERFORM idem_claim('');
+	EXCEPTION WHEN invalid_parameter_value THEN n := n + 1; END;
+	BEGIN PERFORM idem_complete('never', '1');
+	EXCEPTION WHEN SQLSTATE 'ID005' THEN n := n + 1; END;
+	BEGIN PERFORM idem_claim('k', store => 'pg_class');
+	EXCEPTION WHEN wrong_object_type THEN n := n + 1; END;
+	END LOOP;
+	IF n <> 4 * N THEN RAISE 'only % errors', n; END IF;
+	END $$}, 5000, 25000);
+flat('triggers', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_once('k' || nextval('next'), store => 'triggered');
+	PERFORM idem_forget('k' || currval('next'), store => 'triggered');
+	COMMIT; END LOOP; END $$}, 2000, 10000);
+flat('invalidations', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	EXECUTE format('ALTER TABLE second ALTER attempts SET DEFAULT %s', i);
+	PERFORM idem_once('k' || nextval('next'), store => 'second');
+	PERFORM idem_claim('k' || currval('next'), store => 'second');
+	COMMIT; END LOOP; END $$}, 300, 1500);
+
+my $holder = session($node);
+$holder->query(q{BEGIN; SELECT claimed FROM idem_claim('held');
+	INSERT INTO idem_completions (key) VALUES ('inserted')});
+flat('waits that run out', q{DO $$ BEGIN FOR i IN 1..N LOOP
+	PERFORM idem_try_claim('held', wait => '10us');
+	PERFORM idem_try_claim('inserted', wait => '10us');
+	BEGIN PERFORM idem_claim('held', wait => '0');
+	EXCEPTION WHEN SQLSTATE 'ID002' THEN NULL; END;
+	END LOOP; END $$}, 300, 2000);
+$holder->query('ROLLBACK');
+$holder->quit;
+
+# 64 MB: stored, replayed, and fetched by a client, byte by byte
+
+my $big = session($node);
+$big->query(q{CREATE TABLE big AS SELECT '{"b":1.10, "a":"' ||
+	string_agg(md5(n::text), '') || '\u00e9"}' AS t
+	FROM generate_series(1, 2 * 1024 * 1024) n});
+is( $big->query(q{BEGIN; SELECT claimed FROM idem_claim('big');
+		SELECT md5(idem_complete('big', t)::text) = md5(t) FROM big; COMMIT}),
+	"t\nt", '64 MB stored');
+is($big->query(q{SELECT length(t) > 64 * 1024 * 1024, result::text = t
+		FROM big, idem_claim('big')}),
+	't|t', '64 MB replayed');
+is( $big->query(q{SELECT result::text = t FROM big,
+		idem_claim_batch(ARRAY['big', 'done']) WHERE ordinality = 1}),
+	't', '64 MB replayed in a batch');
+is($big->query(q{SELECT result::text = t FROM big, idem_lookup('big')}),
+	't', '64 MB looked up');
+is( $big->query(q{CREATE FUNCTION big(jsonb) RETURNS json LANGUAGE sql AS
+		'SELECT t::json FROM big';
+		SELECT result::text = t FROM big, idem_run('big run', 'big');
+		SELECT result::text = t FROM big, idem_run('big run', 'big')}),
+	"t\nt", '64 MB of a handler');
+is( $big->query(q{SELECT claimed FROM idem_try_claim('big request',
+		(SELECT t::jsonb FROM big), wait => '0');
+		SELECT idem_release('big request')} =~ s/^/BEGIN; /r . '; COMMIT'),
+	"t\nt", 'a request of 64 MB');
+my $file = PostgreSQL::Test::Utils::tempdir() . '/big';
+$big->query(
+	"\\o $file\nSELECT result::text FROM idem_claim('big');\n\\o\nSELECT 1");
+is($big->query("SELECT md5(t || E'\\n') FROM big"),
+	do { require Digest::MD5; Digest::MD5::md5_hex(slurp_file($file)) },
+	'64 MB at the client');
+is( $big->error(q{BEGIN; SELECT claimed FROM idem_claim('broken');
+		SELECT idem_complete('broken', left(t, -1)) FROM big}) =~ /22P02/,
+	1, '64 MB of what is not JSON');
+$big->query('ROLLBACK');
+is($big->query(q{SELECT count(*) FROM idem_lookup('broken')}),
+	'0', 'and nothing is left of that');
+$big->quit;
+
+# 100,000 claims in one transaction; duplicates wait, wherever among them
+
+is(sql('SHOW max_locks_per_transaction'), '64', 'default settings');
+foreach my $end ('COMMIT', 'ROLLBACK')
+{
+	my $many = session($node);
+	my @wanted = (1, 20, 31, 32, 33, 34, 1000, 99999, 100000);
+	my @waiters = map { session($node) } @wanted;
+
+	is( $many->query("BEGIN; SELECT count(*) FROM generate_series(1, 100000) n,"
+			  . "idem_claim('$end ' || n, to_jsonb(n)) WHERE claimed"),
+		'100000', "$end: 100,000 claims");
+	cmp_ok(sql("SELECT count(*) FROM pg_locks WHERE pid = ${\ $many->pid}"),
+		'<', 64, "$end: few locks");
+	is($many->query("SELECT status FROM idem_claim('$end 77777')"),
+		'held', "$end: held");
+	is( sql("SELECT string_agg(DISTINCT status, ',') FROM unnest('{"
+			  . join(',', @wanted) . "}'::int[]) n, "
+			  . "idem_try_claim('$end ' || n)"),
+		'in_progress',
+		"$end: in progress for others");
+	foreach my $i (0 .. $#wanted)
+	{
+		$waiters[$i]->query('SET idem.wait_timeout = -1');
+		$waiters[$i]->send("SELECT idem_once('$end $wanted[$i]')");
+	}
+	$_->wait_blocked foreach @waiters;
+	is( $many->query("SELECT count(idem_complete('$end ' || n, n)) "
+			  . 'FROM generate_series(1, 100000) n'),
+		'100000', "$end: 100,000 completions");
+	$many->query($end);
+	is(join('', map { $_->answer } @waiters),
+		($end eq 'COMMIT' ? 'f' : 't') x @wanted,
+		"$end: the waiters are answered");
+	is( sql("SELECT count(*) FROM generate_series(1, 100000) n, "
+			  . "idem_lookup('$end ' || n) l WHERE l.result::text = n::text"),
+		$end eq 'COMMIT' ? '100000' : '0',
+		"$end: records");
+	is( sql("SELECT count(*) FROM idem_completions WHERE key LIKE '$end %' "
+			  . "AND status <> 'completed'"),
+		'0',
+		"$end: no other records");
+	$_->quit foreach $many, @waiters;
+}
+is( sql(q{SELECT count(idem_complete(key, ordinality)) FROM idem_claim_batch(
+		(SELECT array_agg('batch ' || n) FROM generate_series(1, 100000) n))
+		WHERE claimed}),
+	'100000', 'a batch of 100,000, completed in one statement');
+
+$node->stop;
+done_testing();
