@@ -61,13 +61,18 @@ idem_raise_answer(IdemAnswer answer, Oid store, text *key,
 		case ANSWER_IN_PROGRESS:
 			if (record->found && record->status == IDEM_LEASED &&
 				!record->nulls[IDEM_LEASE_UNTIL])
+			{
+				TimestampTz until;
+
+				until = DatumGetTimestampTz(record->values[IDEM_LEASE_UNTIL]);
 				ereport(ERROR,
 						(errcode(ERRCODE_IDEM_IN_PROGRESS),
 						 errmsg("operation is in progress under a lease"),
 						 errdetail("The lease of key \"%s\" in store %s ends at %s.",
 								   name, idem_store_name(store),
-								   timestamptz_to_str(DatumGetTimestampTz(record->values[IDEM_LEASE_UNTIL]))),
+								   timestamptz_to_str(until)),
 						 errhint("Retry after the lease has ended.")));
+			}
 			ereport(ERROR,
 					(errcode(ERRCODE_IDEM_IN_PROGRESS),
 					 errmsg("operation is still in progress in another transaction"),

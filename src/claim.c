@@ -146,11 +146,11 @@ static IdemAnswer
 judge(const IdemRecord *record, Jsonb *request)
 {
 	Datum		lease_until = record->values[IDEM_LEASE_UNTIL];
+	Datum		fingerprint = record->values[IDEM_FINGERPRINT];
 
 	if (request != NULL && !record->nulls[IDEM_FINGERPRINT] &&
 		(record->status == IDEM_COMPLETED || record->status == IDEM_LEASED) &&
-		!idem_fingerprint_matches(DatumGetUUIDP(record->values[IDEM_FINGERPRINT]),
-								  request))
+		!idem_fingerprint_matches(DatumGetUUIDP(fingerprint), request))
 		return ANSWER_KEY_REUSED;
 
 	switch (record->status)
@@ -210,7 +210,8 @@ new_record(text *key, const char *status, TimestampTz claimed_at,
 	record->nulls[IDEM_ATTEMPTS] = false;
 	record->values[IDEM_CLAIMED_AT] = TimestampTzGetDatum(claimed_at);
 	record->nulls[IDEM_CLAIMED_AT] = false;
-	record->values[IDEM_COMPLETED_AT] = TimestampTzGetDatum(GetCurrentTimestamp());
+	record->values[IDEM_COMPLETED_AT] =
+		TimestampTzGetDatum(GetCurrentTimestamp());
 	record->nulls[IDEM_COMPLETED_AT] = false;
 }
 
@@ -337,12 +338,15 @@ held_claim(Oid store, text *key)
 	IdemClaim  *claim = idem_pending_find(store, key,
 										  idem_key_hash(store, key));
 
-	if (claim != NULL && claim->status.state == CLAIM_COMPLETED)
-		idem_raise_not_claimed(store, key,
-							   "operation is already completed in this transaction");
 	if (claim == NULL || claim->status.state != CLAIM_HELD)
+	{
 		idem_raise_not_claimed(store, key,
+							   claim != NULL &&
+							   claim->status.state == CLAIM_COMPLETED ?
+							   "operation is already completed in this transaction" :
 							   "operation is not claimed by this transaction");
+		pg_unreachable();
+	}
 	if (!claim->status.has_row)
 	{
 		LOCKTAG		tag;

@@ -159,8 +159,10 @@ idem_create_store(PG_FUNCTION_ARGS)
 {
 	int64		retention = retention_from_interval(fcinfo, 1);
 	int			generations;
+	List	   *names;
 	RangeVar   *rv;
 	Oid			schema_oid;
+	Oid			functions_schema;
 	Oid			relid;
 	char	   *schema;
 	char	   *store;
@@ -182,7 +184,8 @@ idem_create_store(PG_FUNCTION_ARGS)
 	generations = PG_GETARG_INT32(2);
 	idem_check_may_write("idem_create_store()");
 
-	rv = makeRangeVarFromNameList(textToQualifiedNameList(PG_GETARG_TEXT_PP(0)));
+	names = textToQualifiedNameList(PG_GETARG_TEXT_PP(0));
+	rv = makeRangeVarFromNameList(names);
 	schema_oid = RangeVarGetAndCheckCreationNamespace(rv, NoLock, NULL);
 	if (rv->relpersistence != RELPERSISTENCE_PERMANENT ||
 		isAnyTempNamespace(schema_oid))
@@ -192,9 +195,9 @@ idem_create_store(PG_FUNCTION_ARGS)
 				 errhint("Name a permanent schema.")));
 	schema = get_namespace_name(schema_oid);
 	store = quote_qualified_identifier(schema, rv->relname);
-	functions = pstrdup(quote_identifier(get_namespace_name(creating_extension ?
-															schema_oid :
-															idem_extension_schema())));
+	functions_schema = creating_extension ? schema_oid :
+		idem_extension_schema();
+	functions = pstrdup(quote_identifier(get_namespace_name(functions_schema)));
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");

@@ -25,7 +25,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "common/hashfn.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
@@ -55,7 +54,7 @@ same_claim(const IdemClaim *a, const IdemClaim *b)
 #define SH_ELEMENT_TYPE ClaimSlot
 #define SH_KEY_TYPE IdemClaim *
 #define SH_KEY claim
-#define SH_HASH_KEY(tb, key) murmurhash32((uint32) ((key)->hash ^ ((key)->hash >> 32)))
+#define SH_HASH_KEY(tb, key) ((uint32) ((key)->hash ^ ((key)->hash >> 32)))
 #define SH_EQUAL(tb, a, b) same_claim(a, b)
 #define SH_SCOPE static inline
 #define SH_DECLARE

@@ -71,8 +71,10 @@ beats(int status, TimestampTz completed_at, const IdemRecord *record)
 		return true;
 	if (is_final(status) != is_final(record->status))
 		return is_final(status);
-	return completed_at > (record->nulls[IDEM_COMPLETED_AT] ? DT_NOBEGIN :
-						   DatumGetTimestampTz(record->values[IDEM_COMPLETED_AT]));
+	if (record->nulls[IDEM_COMPLETED_AT])
+		return completed_at != DT_NOBEGIN;
+	return completed_at >
+		DatumGetTimestampTz(record->values[IDEM_COMPLETED_AT]);
 }
 
 /*
@@ -107,12 +109,15 @@ xmin_of(TupleTableSlot *slot)
 static bool
 deleted_by_this_transaction(TupleTableSlot *slot)
 {
-	HeapTuple	tuple = ((BufferHeapTupleTableSlot *) slot)->base.tuple;
+	HeapTupleHeader header =
+		((BufferHeapTupleTableSlot *) slot)->base.tuple->t_data;
+	TransactionId xmax;
 
-	if ((tuple->t_data->t_infomask & HEAP_XMAX_INVALID) ||
-		HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_data->t_infomask))
+	if ((header->t_infomask & HEAP_XMAX_INVALID) ||
+		HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
 		return false;
-	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple->t_data));
+	xmax = HeapTupleHeaderGetUpdateXid(header);
+	return TransactionIdIsCurrentTransactionId(xmax);
 }
 
 /*
@@ -259,13 +264,13 @@ find_in_generation(const IdemStore *store, int generation, text *key,
 				record->snapshot_differs = true;
 		}
 
-		if (TransactionIdIsValid(dirty.xmin) || TransactionIdIsValid(dirty.xmax))
+		if (TransactionIdIsValid(dirty.xmin))
 		{
-			record->in_flux = TransactionIdIsValid(dirty.xmin) ?
-				dirty.xmin : dirty.xmax;
-			if (TransactionIdIsValid(dirty.xmin))
-				continue;		/* not committed: nothing to report */
+			record->in_flux = dirty.xmin;
+			continue;			/* not committed: nothing to report */
 		}
+		if (TransactionIdIsValid(dirty.xmax))
+			record->in_flux = dirty.xmax;
 
 		own = TransactionIdIsCurrentTransactionId(xmin_of(ks.slot));
 		consider(&store->part[generation], generation, ks.slot, own, record);

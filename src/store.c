@@ -95,11 +95,11 @@ char *
 idem_store_name(Oid relid)
 {
 	char	   *name = get_rel_name(relid);
+	char	   *schema = get_namespace_name(get_rel_namespace(relid));
 
 	if (name == NULL)
 		return psprintf("%u", relid);
-	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
-									  name);
+	return quote_qualified_identifier(schema, name);
 }
 
 /*

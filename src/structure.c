@@ -199,7 +199,8 @@ find_columns(Relation rel, Oid root, AttrNumber *attnum)
 	}
 	if (found != IDEM_NCOLUMNS)
 		refuse(root, "It does not have all columns of idem_completion.");
-	if (TupleDescAttr(desc, attnum[IDEM_KEY] - 1)->attcollation != C_COLLATION_OID)
+	if (TupleDescAttr(desc, attnum[IDEM_KEY] - 1)->attcollation !=
+		C_COLLATION_OID)
 		refuse(root, "The collation of its column \"key\" is not \"C\".");
 	return others;
 }

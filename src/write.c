@@ -302,12 +302,13 @@ take_out(IdemStore *store, text *key, const IdemRecord *old)
 	Oid			relid = store->part[old->generation].relid;
 	Relation	heap;
 	WriteState	ws;
+	TupleDesc	desc;
 	TupleTableSlot *taken;
 
 	partition_lock(relid, true);
 	heap = table_open(relid, NoLock);
-	taken = MakeSingleTupleTableSlot(CreateTupleDescCopy(RelationGetDescr(heap)),
-									 &TTSOpsHeapTuple);
+	desc = CreateTupleDescCopy(RelationGetDescr(heap));
+	taken = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
 	begin_write(&ws, heap);
 	fetch_old(&ws, heap, store->relid, key, old);
 	ExecForceStoreHeapTuple(ExecCopySlotHeapTuple(ws.oldslot), taken, true);
