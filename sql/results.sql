@@ -101,7 +101,7 @@ CREATE DOMAIN results_int_domain AS int;
 CREATE TABLE results_any (n int, result json);
 DO $do$
 DECLARE
-	expressions text[] := ARRAY['1', '(-32768)::smallint', '9223372036854775807', '1.10', '''1e400''::numeric',
+	expressions text[] := ARRAY['1', '(-32768)::smallint', '9223372036854775807', '1.10', '''1e40''::numeric',
 		'0.1::float4', '''-0''::float8', '''-Infinity''::float8', 'true', '''\xDEADBEEF''::bytea', '''2020-02-03''::date', '''infinity''::timestamp', '''2020-02-03 04:05:06.7''::timestamp',
 		'''04:05''::time', '''{}''::int[]', 'ARRAY[[1,2],[3,NULL]]', 'ARRAY[''null'', ''{"a":1.0}'']::json[]',
 		'ROW(1, ''two'', NULL)', 'ROW(1, ''"'')::results_pair', 'NULL::results_pair', 'ROW(NULL, NULL)::results_pair', 'NULL::int', 'NULL::json', 'NULL::text', 'NULL',

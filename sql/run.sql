@@ -203,7 +203,7 @@ END $$;
 CREATE FUNCTION completes_other(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_complete(request #>> '{}', '"its own"');
-	RETURN '"another"';
+	RETURN 'not even JSON';
 END $$;
 CREATE FUNCTION releases(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN

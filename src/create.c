@@ -72,6 +72,16 @@ retention_from_interval(FunctionCallInfo fcinfo, int n)
 	return seconds;
 }
 
+/*
+ * Is this called by the script of CREATE EXTENSION idem?
+ */
+static bool
+creating_idem(void)
+{
+	return creating_extension &&
+		CurrentExtensionObject == get_extension_oid("idem", true);
+}
+
 static void
 execute(const char *command)
 {
@@ -89,7 +99,7 @@ revoke_from_others(const char *table)
 
 	initStringInfo(&query);
 	appendStringInfo(&query,
-					 "SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC'"
+					 "SELECT DISTINCT CASE WHEN a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'"
 					 " ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) END"
 					 " FROM pg_catalog.pg_class c,"
 					 " pg_catalog.aclexplode(c.relacl) a"
@@ -195,8 +205,7 @@ idem_create_store(PG_FUNCTION_ARGS)
 				 errhint("Name a permanent schema.")));
 	schema = get_namespace_name(schema_oid);
 	store = quote_qualified_identifier(schema, rv->relname);
-	functions_schema = creating_extension ? schema_oid :
-		idem_extension_schema();
+	functions_schema = idem_extension_schema();
 	functions = pstrdup(quote_identifier(get_namespace_name(functions_schema)));
 
 	if (SPI_connect() != SPI_OK_CONNECT)
@@ -223,13 +232,13 @@ idem_create_store(PG_FUNCTION_ARGS)
 					 store, functions, quote_literal_cstr(store)));
 	for (int i = 0; i < generations; i++)
 		create_partition(store, schema, rv->relname, schema_oid, i);
-	if (creating_extension)
+	if (creating_idem())
 		revoke_from_others(quote_qualified_identifier(schema,
 													  "idem_store_state"));
 	SPI_finish();
 
 	relid = get_relname_relid(rv->relname, schema_oid);
-	if (!creating_extension)
+	if (!creating_idem())
 		idem_state_set_retention(relid, retention);
 	PG_RETURN_TEXT_P(cstring_to_text(idem_store_name(relid)));
 }

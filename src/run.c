@@ -208,6 +208,8 @@ idem_run(PG_FUNCTION_ARGS)
 		PG_RETURN_DATUM(idem_outcome_datum(fcinfo, false, answer, &record));
 	}
 
+	/* It may have been replaced while we waited */
+	describe_handler(name, &handler);
 	result = call_handler(&handler, request, &isnull);
 
 	/* The handler may have ended its claim itself */

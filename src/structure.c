@@ -273,8 +273,10 @@ static void
 describe_partition(Oid relid, Oid root, IdemPartition *part, int *generations)
 {
 	Relation	rel = table_open(relid, AccessShareLock);
-	TriggerDesc *triggers = rel->trigdesc;
+	TriggerDesc *triggers;
 	TupleConstr *constr;
+	List	   *checks = NIL;
+	ListCell   *lc;
 
 	if (rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relam != HEAP_TABLE_AM_OID)
@@ -287,6 +289,8 @@ describe_partition(Oid relid, Oid root, IdemPartition *part, int *generations)
 	part->relid = relid;
 	part->plain = find_columns(rel, root, part->attnum) == 0;
 	part->plain &= find_indexes(rel, root, part);
+	/* Opening an index can rebuild what "rel" points to, so not earlier */
+	triggers = rel->trigdesc;
 	part->plain &= triggers == NULL ||
 		!(triggers->trig_insert_before_row || triggers->trig_insert_after_row);
 
@@ -295,9 +299,11 @@ describe_partition(Oid relid, Oid root, IdemPartition *part, int *generations)
 	{
 		part->plain &= !constr->has_generated_stored;
 		for (int i = 0; i < constr->num_check; i++)
-			if (!is_own_check(constr->check[i].ccbin, generations))
-				part->plain = false;
+			checks = lappend(checks, pstrdup(constr->check[i].ccbin));
 	}
+	foreach(lc, checks)
+		if (!is_own_check(lfirst(lc), generations))
+			part->plain = false;
 	for (int c = 0; c < IDEM_NCOLUMNS; c++)
 	{
 		if (TupleDescAttr(RelationGetDescr(rel),

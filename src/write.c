@@ -33,6 +33,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
+#include "catalog/pg_collation.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
 #include "executor/tuptable.h"
@@ -41,6 +42,7 @@
 #include "rewrite/rewriteHandler.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
@@ -223,8 +225,8 @@ end_write(WriteState *ws)
 }
 
 /*
- * Fetch the version of the row that "old" describes; the key's lock, or the
- * row being our own, keeps it there.
+ * Fetch the version of the row that "old" describes, whose partition was
+ * locked before it was found.
  */
 static void
 fetch_old(WriteState *ws, Relation heap, Oid store, text *key,
@@ -232,8 +234,18 @@ fetch_old(WriteState *ws, Relation heap, Oid store, text *key,
 {
 	ItemPointerData tid = old->tid;
 
+	bool		isnull;
+	Datum		value;
+	AttrNumber	column = get_attnum(RelationGetRelid(heap), "key");
+
 	if (!table_tuple_fetch_row_version(heap, &tid, SnapshotAny, ws->oldslot))
 		idem_raise_conflict(store, key);
+	value = slot_getattr(ws->oldslot, column, &isnull);
+	if (isnull || !DatumGetBool(DirectFunctionCall2Coll(texteq,
+														C_COLLATION_OID,
+														value,
+														PointerGetDatum(key))))
+		elog(ERROR, "row of an idempotency key has changed its place");
 }
 
 /*
@@ -294,7 +306,31 @@ carry_over(WriteState *ws, TupleTableSlot *from)
 }
 
 /*
- * Delete the row that "old" describes from its generation and return it.
+ * Find a record again with its partition locked for writing: until then
+ * VACUUM FULL and the like can move the row, and something else may stand in
+ * its place.  The key's lock, or the row being our own, keeps its content.
+ */
+static void
+find_locked(IdemStore **store, text *key, IdemRecord *record)
+{
+	int			status = record->status;
+	int			generation;
+
+	do
+	{
+		generation = record->generation;
+		partition_lock((*store)->part[generation].relid, true);
+		*store = idem_store_refresh(*store);
+		idem_record_find(store, key, record);
+		if (!record->found || record->status != status ||
+			TransactionIdIsValid(record->in_flux))
+			idem_raise_conflict((*store)->relid, key);
+	} while (record->generation != generation);
+}
+
+/*
+ * Delete the row that "old" describes, of a partition that is locked, from
+ * its generation and return it.
  */
 static TupleTableSlot *
 take_out(IdemStore *store, text *key, const IdemRecord *old)
@@ -305,13 +341,12 @@ take_out(IdemStore *store, text *key, const IdemRecord *old)
 	TupleDesc	desc;
 	TupleTableSlot *taken;
 
-	partition_lock(relid, true);
 	heap = table_open(relid, NoLock);
 	desc = CreateTupleDescCopy(RelationGetDescr(heap));
-	taken = MakeSingleTupleTableSlot(desc, &TTSOpsHeapTuple);
+	taken = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 	begin_write(&ws, heap);
 	fetch_old(&ws, heap, store->relid, key, old);
-	ExecForceStoreHeapTuple(ExecCopySlotHeapTuple(ws.oldslot), taken, true);
+	ExecCopySlot(taken, ws.oldslot);
 	ExecSimpleRelationDelete(ws.rri, ws.estate, &ws.epqstate, ws.oldslot);
 	end_write(&ws);
 	table_close(heap, NoLock);
@@ -368,6 +403,7 @@ idem_record_delete(IdemStore **store, text *key, IdemRecord *record, int keep)
 
 		/* An own row is changed by a later command than made it */
 		CommandCounterIncrement();
+		find_locked(store, key, record);
 		(void) take_out(*store, key, record);
 		*store = idem_store_refresh(*store);
 		idem_record_find(store, key, record);
@@ -471,6 +507,7 @@ idem_record_write(IdemStore *store, text *key, IdemRecord *old,
 		idem_record_delete(&store, key, old, 1);
 		/* An own row is changed by a later command than made it */
 		CommandCounterIncrement();
+		find_locked(&store, key, old);
 	}
 
 	store = lock_current_generation(store);
