@@ -132,7 +132,9 @@ create_partition(const char *store, const char *schema, const char *name,
 	char	   *index;
 
 	snprintf(label, sizeof(label), "%d", generation);
-	relname = makeObjectName(name, NULL, label);
+	/* In the script of the extension, a table in the way is an error */
+	relname = creating_idem() ? makeObjectName(name, NULL, label) :
+		ChooseRelationName(name, NULL, label, schema_oid, false);
 	partition = quote_qualified_identifier(schema, relname);
 	execute(psprintf("CREATE TABLE %s PARTITION OF %s FOR VALUES IN (%d)",
 					 partition, store, generation));

@@ -99,7 +99,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem_create_store(text, interval, integer) IS
 'creates a store owned by the caller and returns its name; a day of retention is 24 hours';
 
-SELECT idem_create_store('idem_completions');
+SELECT @extschema@.idem_create_store('idem_completions'::pg_catalog.text,
+	'30 days'::pg_catalog.interval, 4::pg_catalog.int4);
 GRANT SELECT ON idem_store_state TO PUBLIC;
 
 COMMENT ON TABLE idem_completions IS

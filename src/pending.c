@@ -253,16 +253,27 @@ subxact_callback(SubXactEvent event, SubTransactionId mySubid,
 
 	if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
-		/* What was done here now counts as done by the parent */
-		for (int i = undo_used - 1; i >= 0 && undo[i].nest_level >= level; i--)
+		int			first = undo_used;
+		int			keep;
+
+		/*
+		 * What was done here now counts as done by the parent.  Where the
+		 * parent had changed the claim before, its own entry is enough.
+		 */
+		while (first > 0 && undo[first - 1].nest_level >= level)
+			first--;
+		keep = first;
+		for (int i = first; i < undo_used; i++)
 		{
-			undo[i].nest_level = level - 1;
 			if (undo[i].claim->status.nest_level >= level)
 				undo[i].claim->status.nest_level = level - 1;
+			if (undo[i].was.nest_level < level - 1)
+			{
+				undo[keep] = undo[i];
+				undo[keep++].nest_level = level - 1;
+			}
 		}
-		/* ... and what the transaction itself did only ends with it */
-		if (level == 2)
-			undo_used = 0;
+		undo_used = keep;
 	}
 	else if (event == SUBXACT_EVENT_ABORT_SUB)
 	{

@@ -21,6 +21,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/acl.h"
@@ -196,6 +197,32 @@ copy_store(Oid relid, bool want_current)
 }
 
 /*
+ * Privileges as GRANT wants them.
+ */
+static char *
+privilege_names(AclMode privileges)
+{
+	static const struct
+	{
+		AclMode		mode;
+		const char *name;
+	}			names[] = {
+		{ACL_SELECT, "SELECT"},
+		{ACL_INSERT, "INSERT"},
+		{ACL_UPDATE, "UPDATE"},
+		{ACL_DELETE, "DELETE"},
+	};
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	for (int i = 0; i < lengthof(names); i++)
+		if (privileges & names[i].mode)
+			appendStringInfo(&buf, "%s%s", buf.len > 0 ? ", " : "",
+							 names[i].name);
+	return buf.data;
+}
+
+/*
  * Open a store: check the caller's privileges (all of "privileges" on the
  * partitioned table; row security that applies to the caller is a refusal),
  * lock it until the end of the (sub)transaction, check its structure.
@@ -215,11 +242,9 @@ idem_store_open(Oid relid, AclMode privileges, LOCKMODE lockmode)
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("permission denied for store %s",
 						idem_store_name(relid)),
-				 errhint("The owner can GRANT%s%s%s%s ON it; see the README for what each function needs.",
-						 (privileges & ACL_SELECT) ? " SELECT" : "",
-						 (privileges & ACL_INSERT) ? " INSERT" : "",
-						 (privileges & ACL_UPDATE) ? " UPDATE" : "",
-						 (privileges & ACL_DELETE) ? " DELETE" : "")));
+				 errhint("The owner can GRANT %s ON %s.",
+						 privilege_names(privileges),
+						 idem_store_name(relid))));
 	if (check_enable_rls(relid, InvalidOid, true) == RLS_ENABLED)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),

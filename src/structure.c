@@ -389,8 +389,8 @@ idem_store_describe(Oid relid)
 	desc = RelationGetPartitionDesc(rel, true);
 	bound = desc->boundinfo;
 	if (desc->nparts < 2 || desc->nparts > IDEM_MAX_GENERATIONS)
-		refuse(relid, psprintf("It has %d partitions; a store has 2 to %d generations.",
-							   desc->nparts, IDEM_MAX_GENERATIONS));
+		refuse(relid, psprintf("A store has between 2 and %d partitions, not %d.",
+							   IDEM_MAX_GENERATIONS, desc->nparts));
 	if (bound->null_index != -1 || bound->default_index != -1 ||
 		bound->ndatums != desc->nparts)
 		refuse(relid, "Each of its partitions must hold exactly one generation.");
@@ -407,8 +407,8 @@ idem_store_describe(Oid relid)
 						   &store->part[i], &generations);
 	}
 	if (generations != -1 && generations != desc->nparts)
-		refuse(relid, psprintf("It has %d of its %d generations.",
-							   desc->nparts, generations));
+		refuse(relid, psprintf("Its CHECK constraint names %d generations, but there are %d.",
+							   generations, desc->nparts));
 	RelationClose(rel);
 	return store;
 }
