@@ -29,6 +29,7 @@
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "partitioning/partdesc.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -248,8 +249,19 @@ idem_state_set_retention(Oid store, int64 retention)
 Datum
 idem_generation(PG_FUNCTION_ARGS)
 {
+	Oid			store = PG_GETARG_OID(0);
 	IdemStoreState state;
 
-	idem_state_read(PG_GETARG_OID(0), &state);
+	idem_state_read(store, &state);
+	/* as for claims: bookkeeping that names no partition counts for nothing */
+	if (state.current > 0)
+	{
+		Relation	rel = table_open(store, AccessShareLock);
+
+		if (rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE ||
+			state.current >= RelationGetPartitionDesc(rel, true)->nparts)
+			state.current = 0;
+		table_close(rel, AccessShareLock);
+	}
 	PG_RETURN_INT16(state.current);
 }

@@ -453,8 +453,7 @@ idem_release_claim(Oid store, text *key)
 
 /*
  * Delete the record of a key, wherever it is; false if there is none.  Waits
- * for the key as a claim does, up to idem.wait_timeout.  If something was
- * deleted, the lock stays to the end of the (sub)transaction.
+ * for the key as a claim does, up to idem.wait_timeout.
  */
 bool
 idem_forget_key(Oid storeid, text *key)
@@ -487,6 +486,9 @@ idem_forget_key(Oid storeid, text *key)
 	}
 
 	idem_record_delete(&store, key, &record, 0);
+
+	/* From here on, the row whose deletion is not committed stands for it */
+	idem_key_unlock(&tag);
 	if (claim != NULL)
 	{
 		IdemClaimStatus status = claim->status;

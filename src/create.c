@@ -136,7 +136,7 @@ create_partition(const char *store, const char *schema, const char *name,
 	relname = creating_idem() ? makeObjectName(name, NULL, label) :
 		ChooseRelationName(name, NULL, label, schema_oid, false);
 	partition = quote_qualified_identifier(schema, relname);
-	execute(psprintf("CREATE TABLE %s PARTITION OF %s FOR VALUES IN (%d)",
+	execute(psprintf("CREATE TABLE %s PARTITION OF %s FOR VALUES IN (%d) USING heap",
 					 partition, store, generation));
 	revoke_from_others(partition);
 

@@ -178,7 +178,7 @@ consider(const IdemPartition *part, int generation, TupleTableSlot *slot,
 typedef struct KeyScan
 {
 	Relation	heap;
-	Relation	index;
+	Relation	index;			/* NULL: the partition has no block */
 	TupleTableSlot *slot;
 	IndexScanDesc scan;
 } KeyScan;
@@ -202,6 +202,9 @@ begin_key_scan(KeyScan *ks, const IdemStore *store, int generation, text *key,
 		return false;
 	}
 	ks->heap = table_open(part->relid, NoLock);
+	ks->index = NULL;
+	if (RelationGetNumberOfBlocks(ks->heap) == 0)
+		return true;
 	ks->index = index_open(part->key_index, AccessShareLock);
 	ks->slot = table_slot_create(ks->heap, NULL);
 	ks->scan = idem_index_beginscan(ks->heap, ks->index, snapshot);
@@ -214,15 +217,19 @@ begin_key_scan(KeyScan *ks, const IdemStore *store, int generation, text *key,
 static bool
 next_in_key_scan(KeyScan *ks)
 {
-	return index_getnext_slot(ks->scan, ForwardScanDirection, ks->slot);
+	return ks->index != NULL &&
+		index_getnext_slot(ks->scan, ForwardScanDirection, ks->slot);
 }
 
 static void
 end_key_scan(KeyScan *ks)
 {
-	index_endscan(ks->scan);
-	ExecDropSingleTupleTableSlot(ks->slot);
-	index_close(ks->index, AccessShareLock);
+	if (ks->index != NULL)
+	{
+		index_endscan(ks->scan);
+		ExecDropSingleTupleTableSlot(ks->slot);
+		index_close(ks->index, AccessShareLock);
+	}
 	table_close(ks->heap, AccessShareLock);
 }
 
@@ -266,7 +273,7 @@ find_in_generation(const IdemStore *store, int generation, text *key,
 
 		if (TransactionIdIsValid(dirty.xmin))
 		{
-			record->in_flux = dirty.xmin;
+			record->insert_in_flux = dirty.xmin;
 			continue;			/* not committed: nothing to report */
 		}
 		if (TransactionIdIsValid(dirty.xmax))
@@ -315,6 +322,11 @@ idem_record_find(IdemStore **store, text *key, IdemRecord *record)
 
 	if (snapshot != NULL)
 		UnregisterSnapshot(snapshot);
+
+	/* A final record stands, whatever another transaction adds to it */
+	if (!TransactionIdIsValid(record->in_flux) &&
+		!(record->found && is_final(record->status)))
+		record->in_flux = record->insert_in_flux;
 }
 
 /*

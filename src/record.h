@@ -30,6 +30,7 @@ typedef struct IdemRecord
 
 	/* Another open transaction is writing a record of this key */
 	TransactionId in_flux;
+	TransactionId insert_in_flux;	/* ... adding one; for record.c only */
 
 	/* The transaction's snapshot sees something else (REPEATABLE READ) */
 	bool		snapshot_differs;

@@ -81,7 +81,8 @@ idem_key_unlock(const LOCKTAG *tag)
 	ResourceOwner oldowner = CurrentResourceOwner;
 
 	CurrentResourceOwner = CurTransactionResourceOwner;
-	(void) LockRelease(tag, ExclusiveLock, false);
+	if (!LockRelease(tag, ExclusiveLock, false))
+		elog(ERROR, "lost the lock of an idempotency key");
 	CurrentResourceOwner = oldowner;
 }
 

@@ -249,10 +249,10 @@ fetch_old(WriteState *ws, Relation heap, Oid store, text *key,
 }
 
 /*
- * Columns of the owner's start from their defaults.
+ * Columns of the owner's start from their defaults; ours are set later.
  */
 static void
-set_defaults(WriteState *ws, Relation heap)
+set_defaults(WriteState *ws, Relation heap, const IdemPartition *part)
 {
 	TupleDesc	desc = RelationGetDescr(heap);
 	ExprContext *econtext = GetPerTupleExprContext(ws->estate);
@@ -260,13 +260,14 @@ set_defaults(WriteState *ws, Relation heap)
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute att = TupleDescAttr(desc, i);
+		bool		ours = att->attisdropped || att->attgenerated != '\0';
 		Node	   *expr;
 
 		ws->slot->tts_values[i] = (Datum) 0;
 		ws->slot->tts_isnull[i] = true;
-		if (att->attisdropped || att->attgenerated != '\0')
-			continue;
-		expr = build_column_default(heap, i + 1);
+		for (int c = 0; !ours && c < IDEM_NCOLUMNS; c++)
+			ours = part->attnum[c] == att->attnum;
+		expr = ours ? NULL : build_column_default(heap, i + 1);
 		if (expr != NULL)
 			ws->slot->tts_values[i] =
 				ExecEvalExpr(ExecPrepareExpr((Expr *) expr, ws->estate),
@@ -369,7 +370,10 @@ write_with_executor(IdemStore *store, Relation heap, text *key,
 
 	begin_write(&to, heap);
 	ExecClearTuple(to.slot);
-	set_defaults(&to, heap);
+	if (old == NULL)
+		set_defaults(&to, heap, part);
+	else
+		memset(to.slot->tts_isnull, true, to.slot->tts_tupleDescriptor->natts);
 	if (in_place)
 	{
 		fetch_old(&to, heap, store->relid, key, old);
@@ -419,16 +423,25 @@ idem_record_delete(IdemStore **store, text *key, IdemRecord *record, int keep)
 }
 
 /*
- * Was this unique violation raised by the key's index?
+ * Was this unique violation raised by the key's index?  Only an error that
+ * says so itself may make us look at a catalog here.
  */
 static bool
-is_key_violation(ErrorData *edata, const IdemPartition *part)
+is_key_violation(ErrorData *edata, Relation heap, const IdemPartition *part)
 {
-	char	   *index = get_rel_name(part->key_index);
+	char	   *index;
+	char	   *schema;
 
-	return edata->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
-		edata->constraint_name != NULL && index != NULL &&
-		strcmp(edata->constraint_name, index) == 0;
+	if (edata->sqlerrcode != ERRCODE_UNIQUE_VIOLATION ||
+		edata->constraint_name == NULL || edata->table_name == NULL ||
+		edata->schema_name == NULL)
+		return false;
+	index = get_rel_name(part->key_index);
+	schema = get_namespace_name(RelationGetNamespace(heap));
+	return index != NULL && schema != NULL &&
+		strcmp(edata->constraint_name, index) == 0 &&
+		strcmp(edata->table_name, RelationGetRelationName(heap)) == 0 &&
+		strcmp(edata->schema_name, schema) == 0;
 }
 
 /*
@@ -442,8 +455,9 @@ verify(IdemStore *store, text *key, IdemRecord *meant)
 	IdemRecord	record;
 
 	idem_record_find(&store, key, &record);
-	if (record.count != 1 || !record.own || record.status != meant->status ||
-		TransactionIdIsValid(record.in_flux))
+	if (TransactionIdIsValid(record.in_flux))
+		idem_raise_conflict(store->relid, key);
+	if (record.count != 1 || !record.own || record.status != meant->status)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
 				 errmsg("record of an idempotency key was not stored"),
@@ -478,7 +492,7 @@ put(IdemStore *store, Relation heap, text *key, const IdemRecord *old,
 
 		MemoryContextSwitchTo(context);
 		edata = CopyErrorData();
-		if (!is_key_violation(edata, part))
+		if (!is_key_violation(edata, heap, part))
 			PG_RE_THROW();
 		FlushErrorState();
 		success = false;
