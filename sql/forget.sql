@@ -36,7 +36,7 @@ SELECT idem_complete('forget:a', '"again"');
 COMMIT;
 SELECT claimed, result FROM idem_claim('forget:a');
 
--- What was deleted keeps its lock; what was not there does not
+-- No lock of a key is left: the row whose deletion is not committed stands for it
 BEGIN;
 SELECT idem_forget('forget:none');
 SELECT count(*) AS key_locks FROM pg_locks

@@ -13,6 +13,8 @@ use Idem;
 my $primary = idem_node('primary', init => { allows_streaming => 1 },
 	conf => "max_prepared_transactions = 10\nautovacuum = off\n");
 my $standby = PostgreSQL::Test::Cluster->new('standby');
+my $parallel = $primary->pg_version >= 16 ? 'debug_parallel_query' :
+  'force_parallel_mode';
 
 $primary->safe_psql(
 	'postgres', q{
@@ -51,11 +53,7 @@ is(on_standby(q{SELECT count(*) FROM idem_lookup('nobody')}),
 	'0', 'look-up of an unknown key');
 is(on_standby(q{SELECT status FROM idem_lookup('before', 'other')}),
 	'completed', 'look-up in another store');
-is( on_standby(
-		q{SET debug_parallel_query = on}
-		  =~ s/debug_parallel_query/
-			$standby->pg_version >= 16 ? 'debug_parallel_query' : 'force_parallel_mode'/er
-		  . q{; SELECT status FROM idem_lookup('k')}),
+is(on_standby("SET $parallel = on; SELECT status FROM idem_lookup('k')"),
 	'completed', 'look-up in a parallel plan');
 
 # What is in flight on the primary is not there

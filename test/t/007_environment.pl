@@ -98,20 +98,18 @@ if ($have_icu)
 }
 
 # A store whose key has another collation is none
-foreach my $collation ($have_icu ? ('"und-x-icu"', 'nd') : ('"POSIX"'))
-{
-	my $database = $have_icu ? 'icu' : 'postgres';
 
-	sql(qq{SELECT idem_create_store('wrong');
-		ALTER TABLE wrong ALTER COLUMN key TYPE text COLLATE $collation},
-		$database)
-	  if eval
+if ($have_icu)
+{
+	foreach my $collation ('"und-x-icu"', 'nd')
 	{
-		$node->safe_psql($database, 'DROP TABLE IF EXISTS wrong');
-		1;
-	};
-	like(error_of(q{SELECT idem_once('k', store => 'wrong')}, $database),
-		qr/ERROR:  42809:/, "a store with collation $collation is refused");
+		sql(qq{DROP TABLE IF EXISTS wrong; SELECT idem_create_store('wrong');
+			ALTER TABLE wrong DROP CONSTRAINT idem_check;
+			ALTER TABLE wrong ALTER COLUMN key TYPE text COLLATE $collation},
+			'icu');
+		like(error_of(q{SELECT idem_once('k', store => 'wrong')}, 'icu'),
+			qr/ERROR:  42809:/, "a store with collation $collation is refused");
+	}
 }
 
 # Encodings: one key, one request, whatever the bytes
@@ -134,8 +132,8 @@ foreach my $encoding ('UTF8', 'LATIN1', 'LATIN9', 'WIN1252')
 		SELECT result FROM idem_claim('schlüssel', '{"a":"\u00f6"}');
 		SELECT idem_once('SCHLÜSSEL');
 		SELECT octet_length(key) FROM idem_lookup('schlüssel')}, $database),
-		qq({"ü": "ß", "u":"\\u00e9"}\n{"ü": "ß", "u":"\\u00e9"}\nt\n)
-		  =~ s/^/t\n/r . ($encoding eq 'UTF8' ? 10 : 9),
+		qq(t\n{"ü": "ß", "u":"\\u00e9"}\n{"ü": "ß", "u":"\\u00e9"}\nt\n)
+		  . ($encoding eq 'UTF8' ? 10 : 9),
 		"$encoding: claim, complete, replay");
 	is( sql("SET client_encoding = 'UTF8'; SELECT idem_once(repeat('é', "
 			  . ($encoding eq 'UTF8' ? 256 : 512) . '))', $database),
@@ -182,8 +180,7 @@ is( sql($settings . q{
 	SELECT claimed, result FROM public.idem_claim('k', '1.1', store => 'public.odd\\\\name');
 	SELECT public.idem_set_retention('2 days', 'public.odd\\\\name');
 	SELECT retention FROM public.idem_store_state}),
-	qq{public."odd\\name"\nt\n1.10\nf|1.10\npublic."odd\\name"\n172800}
-	  =~ s/public/"public"/gr,
+	qq{"public"."odd\\name"\nt\n1.10\nf|1.10\n"public"."odd\\name"\n172800},
 	'odd settings');
 
 # Parallel plans
