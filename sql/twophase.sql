@@ -54,6 +54,7 @@ SELECT status FROM idem_claim('2p:a', wait => '10 min');
 SELECT status FROM idem_try_claim('2p:a', wait => '100000 years');
 RESET statement_timeout;
 -- ... what a wait that ran out leaves: nothing
+SET lock_timeout = '2h';
 BEGIN;
 SHOW lock_timeout;
 SELECT status FROM idem_try_claim('2p:a', wait => '1 ms');
@@ -62,6 +63,7 @@ SELECT count(*) AS key_locks FROM pg_locks
 WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 SELECT idem_once('2p:other');
 COMMIT;
+RESET lock_timeout;
 COMMIT PREPARED 'regress_idem_1';
 SELECT twophase_work('2p:a');
 SELECT status, result FROM idem_claim('2p:a');

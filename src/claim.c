@@ -442,6 +442,7 @@ idem_release_claim(Oid store, text *key)
 										  idem_key_hash(store, key));
 	IdemClaimStatus status;
 
+	(void) idem_store_open(store, ACL_INSERT | ACL_SELECT, RowExclusiveLock);
 	if (claim == NULL || claim->status.state != CLAIM_HELD)
 		return false;
 	status = claim->status;
