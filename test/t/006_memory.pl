@@ -86,16 +86,16 @@ flat('replays in FROM', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	END LOOP; END $$}, 10000, 50000);
 flat('replays in one statement',
 	q{SELECT count(c) FROM (SELECT idem_try_claim('done') c,
-		generate_series(1, N) OFFSET 0) s}, 20000, 200000);
+		generate_series(1, N) OFFSET 0) s}, 20000, 150000);
 flat('replays of a toasted result', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_claim('long'); END LOOP; END $$}, 5000, 30000);
 flat('claims of one transaction each', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_claim('k' || nextval('next'), '{"a":1}');
 	PERFORM idem_complete('k' || currval('next'), '{"b":1}');
-	COMMIT; END LOOP; END $$}, 10000, 40000);
+	COMMIT; END LOOP; END $$}, 5000, 25000);
 flat('once', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_once('k' || nextval('next'));
-	COMMIT; END LOOP; END $$}, 10000, 40000);
+	COMMIT; END LOOP; END $$}, 5000, 25000);
 flat('run', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_run('k' || nextval('next'), 'handler', '1');
 	COMMIT; END LOOP; END $$}, 5000, 20000);
@@ -106,13 +106,13 @@ flat('batches', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	COMMIT; END LOOP; END $$}, 5000, 20000);
 flat('releases', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_claim('given up');
-	PERFORM idem_release('given up'); END LOOP; END $$}, 20000, 200000);
+	PERFORM idem_release('given up'); END LOOP; END $$}, 10000, 100000);
 flat('look-ups', q{DO $$ BEGIN FOR i IN 1..N LOOP
-	PERFORM idem_lookup('done'); END LOOP; END $$}, 20000, 100000);
+	PERFORM idem_lookup('done'); END LOOP; END $$}, 10000, 50000);
 flat('claims rolled back', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_claim('k' || nextval('next'));
 	PERFORM idem_complete('k' || currval('next'), '1');
-	ROLLBACK; END LOOP; END $$}, 5000, 20000);
+	ROLLBACK; END LOOP; END $$}, 5000, 15000);
 flat('claims in savepoints', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	BEGIN
 		PERFORM idem_claim('saved');

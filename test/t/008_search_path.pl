@@ -117,9 +117,9 @@ my $work = q{
 	SELECT result FROM SCHEMA.idem_claim('k'::text, '{"a":1}'::jsonb);
 	SELECT SCHEMA.idem_once('o'::text), SCHEMA.idem_lookup('k'::text),
 		SCHEMA.idem_forget('o'::text);
-	SELECT claimed FROM SCHEMA.idem_claim_batch(ARRAY['k', 'o']::text[]);
-	BEGIN; SELECT claimed, status FROM SCHEMA.idem_run('r'::text, 'SCHEMA.h'::text, '1'::jsonb);
-	COMMIT;
+	SELECT claimed FROM SCHEMA.idem_claim_batch(ARRAY['k', 'k']::text[]);
+	SELECT claimed, status FROM SCHEMA.idem_run('r'::text, 'SCHEMA.h'::text,
+		'1'::jsonb);
 	INSERT INTO SCHEMA.idem_completions (key, result) VALUES ('plain', '1');
 	SELECT SCHEMA.idem_fingerprint('1'::jsonb), SCHEMA.idem_key('a'::text, 1),
 		SCHEMA.idem_provider_key('k'::text);};
@@ -147,8 +147,7 @@ foreach my $schema ('public', 'idem')
 		($out, $err) = run($database, "CREATE FUNCTION $schema.h(j jsonb) "
 			  . "RETURNS jsonb LANGUAGE sql AS 'SELECT j';");
 		($out, $err) = run($database, $set . $work =~ s/SCHEMA/$schema/gr);
-		untouched("$schema, $path: work in the default store",
-			$err =~ s/.*ID006.*//r);
+		untouched("$schema, $path: work in the default store", $err);
 
 		# Alice makes a store and works with it
 		$node->safe_psql($database,
