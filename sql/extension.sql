@@ -41,6 +41,9 @@ WHERE pg_type.oid IN (SELECT objid FROM members WHERE classid = 'pg_type'::regcl
 -- is volatile and never parallel
 SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
 WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
+	  AND prokind = 'f'
+	  -- these only serve the view idem_stores
+	  AND proname NOT IN ('idem_store_status', 'idem_generation_sealed_at', 'idem_oldest_record')
 	  AND (prorettype = 'void'::regtype
 		   OR (proisstrict AND proname NOT IN ('idem_fingerprint', 'idem_generation'))
 		   OR (provolatile = 'v') <> (proparallel = 'u'));

@@ -11,10 +11,15 @@
  */
 #include "postgres.h"
 
+#include "mb/pg_wchar.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/timestamp.h"
+#include "utils/uuid.h"
 
 #include "answer.h"
+#include "bookkeeping.h"
+#include "fingerprint.h"
 #include "idem.h"
 #include "record.h"
 #include "store.h"
@@ -40,6 +45,8 @@ idem_answer_name(IdemAnswer answer)
 			return "uncertain";
 		case ANSWER_TOO_LATE:
 			return "too_late";
+		case ANSWER_LEASED:
+			return "leased";
 		case ANSWER_RELEASED:
 			return "released";
 	}
@@ -125,6 +132,27 @@ idem_raise_not_claimed(Oid store, text *key, const char *why)
 }
 
 /*
+ * Raise ID005 for a lease that was completed with another result.
+ */
+void
+idem_raise_other_result(Oid store, text *key, const IdemRecord *record)
+{
+	char	   *result = "NULL";
+	int			len;
+
+	if (!record->nulls[IDEM_RESULT])
+		result = TextDatumGetCString(record->values[IDEM_RESULT]);
+	len = pg_mbcliplen(result, strlen(result), 1000);
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_NOT_CLAIMED),
+			 errmsg("lease was completed with another result"),
+			 errdetail("Stored for key \"%s\" in store %s: %.*s%s.",
+					   text_to_cstring(key), idem_store_name(store), len,
+					   result, result[len] != '\0' ? "..." : ""),
+			 errhint("Use what is stored (see idem_lookup()); it was the first.")));
+}
+
+/*
  * Somebody else wrote a record of a key that this transaction claims.
  */
 void
@@ -136,4 +164,55 @@ idem_raise_conflict(Oid store, text *key)
 			 errdetail("The key is \"%s\" in store %s.",
 					   text_to_cstring(key), idem_store_name(store)),
 			 errhint("Roll back and retry the transaction.")));
+}
+
+/*
+ * What a record that stands means to somebody who claims its key.
+ */
+IdemAnswer
+idem_judge(const IdemRecord *record, Jsonb *request)
+{
+	Datum		lease_until = record->values[IDEM_LEASE_UNTIL];
+	Datum		fingerprint = record->values[IDEM_FINGERPRINT];
+
+	if (request != NULL && !record->nulls[IDEM_FINGERPRINT] &&
+		(record->status == IDEM_COMPLETED || record->status == IDEM_LEASED) &&
+		!idem_fingerprint_matches(DatumGetUUIDP(fingerprint), request))
+		return ANSWER_KEY_REUSED;
+
+	switch (record->status)
+	{
+		case IDEM_COMPLETED:
+			return ANSWER_COMPLETED;
+		case IDEM_SKIPPED:
+			return ANSWER_SKIPPED;
+		case IDEM_LEASED:
+			if (!record->nulls[IDEM_LEASE_UNTIL] &&
+				DatumGetTimestampTz(lease_until) > GetCurrentTimestamp())
+				return ANSWER_IN_PROGRESS;
+			return ANSWER_UNCERTAIN;
+		default:
+			Assert(record->status == IDEM_RELEASED);
+			return ANSWER_CLAIMED;
+	}
+}
+
+/*
+ * Could the record of an operation that was first sent then have expired?
+ * To be asked after the look-up: an emptying in between has moved the
+ * watermark before the records were gone.
+ */
+bool
+idem_may_have_expired(Oid store, TimestampTz first_sent)
+{
+	IdemStoreState state;
+	TimestampTz known_since;
+
+	idem_state_read(store, &state);
+	known_since = state.watermark;
+	if (state.expires)
+		known_since = Max(known_since,
+						  GetCurrentTimestamp() -
+						  state.retention * USECS_PER_SEC);
+	return first_sent < known_since;
 }

@@ -23,6 +23,9 @@
 #include "record.h"
 #include "store.h"
 
+/* Longer than any wait or window, and safe to add to a timestamp */
+#define MAX_USECS	(INT64CONST(1) << 62)
+
 /*
  * A key that was checked: NULL is 22004, a bad one 22023.
  */
@@ -59,31 +62,72 @@ idem_arg_store(FunctionCallInfo fcinfo, int n)
 }
 
 /*
+ * An interval in microseconds, at most MAX_USECS; a month counts as 30
+ * days.  Error 22023 if it is negative.
+ */
+int64
+idem_interval_usecs(const void *interval, const char *what)
+{
+	const Interval *span = interval;
+	double		usecs = (double) span->time +
+		((double) span->month * DAYS_PER_MONTH + span->day) * USECS_PER_DAY;
+
+	if (usecs < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be negative", what),
+				 errhint("Pass an interval of 0 or more.")));
+	return usecs < (double) MAX_USECS ? (int64) usecs : MAX_USECS;
+}
+
+/*
+ * The length of a lease in microseconds.
+ */
+int64
+idem_arg_lease(FunctionCallInfo fcinfo, int n)
+{
+	int64		usecs;
+
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("lease must not be null"),
+				 errhint("Pass how long the effect can take, for example '5 min'.")));
+	usecs = idem_interval_usecs(PG_GETARG_INTERVAL_P(n), "lease");
+	if (usecs < 1000 || usecs > 30 * USECS_PER_DAY)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lease is out of range"),
+				 errdetail("It must be between 1 millisecond and 30 days."),
+				 errhint("Pass how long the effect can take; idem_extend() makes it longer.")));
+	return usecs;
+}
+
+int64
+idem_arg_token(FunctionCallInfo fcinfo, int n)
+{
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("token must not be null"),
+				 errhint("Pass the token that idem_lease() has returned.")));
+	return PG_GETARG_INT64(n);
+}
+
+/*
  * The end of a wait that begins now: an interval, or NULL for the setting.
- * A month counts as 30 days.
  */
 TimestampTz
 idem_arg_deadline(FunctionCallInfo fcinfo, int n)
 {
-	Interval   *wait;
+	int64		usecs;
 	TimestampTz now;
-	double		usecs;
 
 	if (PG_ARGISNULL(n))
 		return idem_deadline_default();
-
-	wait = PG_GETARG_INTERVAL_P(n);
-	usecs = (double) wait->time +
-		((double) wait->month * DAYS_PER_MONTH + wait->day) * USECS_PER_DAY;
-	if (usecs < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("wait must not be negative"),
-				 errhint("Pass an interval of 0 not to wait, or NULL to wait as long as \"idem.wait_timeout\" says.")));
+	usecs = idem_interval_usecs(PG_GETARG_INTERVAL_P(n), "wait");
 	now = GetCurrentTimestamp();
-	if (usecs >= (double) (END_TIMESTAMP - now))
-		return DT_NOEND;
-	return now + (int64) usecs;
+	return usecs >= END_TIMESTAMP - now ? DT_NOEND : now + usecs;
 }
 
 /*
@@ -110,11 +154,13 @@ idem_outcome_values(bool claimed, int answer, const IdemRecord *record,
 				shown = answer == ANSWER_COMPLETED || answer == ANSWER_SKIPPED;
 				break;
 			case IDEM_LEASE_UNTIL:
-				shown = answer == ANSWER_IN_PROGRESS ||
-					answer == ANSWER_UNCERTAIN;
+				shown = answer == ANSWER_LEASED ||
+					answer == ANSWER_UNCERTAIN ||
+					(answer == ANSWER_IN_PROGRESS &&
+					 record->status == IDEM_LEASED);
 				break;
 			default:
-				shown = answer == ANSWER_UNCERTAIN;
+				shown = answer == ANSWER_LEASED || answer == ANSWER_UNCERTAIN;
 				break;
 		}
 		shown = shown && record->found && !record->nulls[columns[i]];
@@ -126,24 +172,41 @@ idem_outcome_values(bool claimed, int answer, const IdemRecord *record,
 	nulls[0] = nulls[1] = false;
 }
 
-Datum
-idem_outcome_datum(FunctionCallInfo fcinfo, bool claimed, int answer,
-				   const IdemRecord *record)
+/*
+ * A row of the function's composite result type, which must have "natts"
+ * columns.
+ */
+static Datum
+form_row(FunctionCallInfo fcinfo, int natts, Datum *values, bool *nulls)
 {
 	Oid			type = get_fn_expr_rettype(fcinfo->flinfo);
 	TupleDesc	desc;
-	Datum		values[IDEM_OUTCOME_COLUMNS];
-	bool		nulls[IDEM_OUTCOME_COLUMNS];
 	HeapTuple	tuple;
 
 	if (!OidIsValid(type))
 		type = get_func_rettype(fcinfo->flinfo->fn_oid);
 	desc = lookup_rowtype_tupdesc(type, -1);
-	if (desc->natts != IDEM_OUTCOME_COLUMNS)
-		elog(ERROR, "type idem_outcome has %d columns instead of %d",
-			 desc->natts, IDEM_OUTCOME_COLUMNS);
-	idem_outcome_values(claimed, answer, record, values, nulls);
+	if (desc->natts != natts)
+		elog(ERROR, "result type %s has %d columns instead of %d",
+			 format_type_be(type), desc->natts, natts);
 	tuple = heap_form_tuple(desc, values, nulls);
 	ReleaseTupleDesc(desc);
 	return HeapTupleGetDatum(tuple);
+}
+
+Datum
+idem_outcome_datum(FunctionCallInfo fcinfo, bool claimed, int answer,
+				   const IdemRecord *record)
+{
+	Datum		values[IDEM_OUTCOME_COLUMNS];
+	bool		nulls[IDEM_OUTCOME_COLUMNS];
+
+	idem_outcome_values(claimed, answer, record, values, nulls);
+	return form_row(fcinfo, IDEM_OUTCOME_COLUMNS, values, nulls);
+}
+
+Datum
+idem_completion_datum(FunctionCallInfo fcinfo, const IdemRecord *record)
+{
+	return form_row(fcinfo, IDEM_NCOLUMNS, record->values, record->nulls);
 }

@@ -56,14 +56,6 @@
 #include "wait.h"
 #include "write.h"
 
-/* How lock_and_find() left the key */
-typedef enum KeyState
-{
-	KEY_LOCKED,
-	KEY_ANSWERED,				/* not locked: a final record stands */
-	KEY_NOT_LOCKED				/* the deadline has passed */
-} KeyState;
-
 /*
  * The deadline that the setting idem.wait_timeout gives a call made now.
  */
@@ -92,140 +84,6 @@ idem_check_may_write(const char *function)
 				 errhint("Do not call it in index expressions, materialized views or anything else that maintenance commands evaluate.")));
 }
 
-static bool
-is_final(const IdemRecord *record)
-{
-	return record->found && (record->status == IDEM_COMPLETED ||
-							 record->status == IDEM_SKIPPED);
-}
-
-/*
- * Lock "key" and look it up, waiting until the deadline for whoever holds it
- * or is writing its record.
- *
- * With "peek", a key that cannot be locked at once is first looked up without
- * the lock, never waiting: a final, committed record is then the answer, so
- * that many waiters are answered together and a momentary holder does not
- * make a completed key look busy.
- */
-static KeyState
-lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
-			  TimestampTz deadline, bool peek, IdemRecord *record)
-{
-	for (;;)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (!idem_key_lock(tag, NULL))
-		{
-			memset(record, 0, sizeof(IdemRecord));
-			if (peek)
-			{
-				*store = idem_store_refresh(*store);
-				idem_record_find(store, key, record);
-				if (is_final(record) && !TransactionIdIsValid(record->in_flux))
-					return KEY_ANSWERED;
-			}
-			if (!idem_key_lock_wait(tag, deadline))
-				return KEY_NOT_LOCKED;
-		}
-
-		*store = idem_store_refresh(*store);
-		idem_record_find(store, key, record);
-		if (!TransactionIdIsValid(record->in_flux))
-			return KEY_LOCKED;
-		idem_key_unlock(tag);
-		if (!idem_xact_wait(record->in_flux, deadline))
-			return KEY_NOT_LOCKED;
-	}
-}
-
-/*
- * What a record that stands means to somebody who claims its key.
- */
-static IdemAnswer
-judge(const IdemRecord *record, Jsonb *request)
-{
-	Datum		lease_until = record->values[IDEM_LEASE_UNTIL];
-	Datum		fingerprint = record->values[IDEM_FINGERPRINT];
-
-	if (request != NULL && !record->nulls[IDEM_FINGERPRINT] &&
-		(record->status == IDEM_COMPLETED || record->status == IDEM_LEASED) &&
-		!idem_fingerprint_matches(DatumGetUUIDP(fingerprint), request))
-		return ANSWER_KEY_REUSED;
-
-	switch (record->status)
-	{
-		case IDEM_COMPLETED:
-			return ANSWER_COMPLETED;
-		case IDEM_SKIPPED:
-			return ANSWER_SKIPPED;
-		case IDEM_LEASED:
-			if (!record->nulls[IDEM_LEASE_UNTIL] &&
-				DatumGetTimestampTz(lease_until) > GetCurrentTimestamp())
-				return ANSWER_IN_PROGRESS;
-			return ANSWER_UNCERTAIN;
-		default:
-			Assert(record->status == IDEM_RELEASED);
-			return ANSWER_CLAIMED;
-	}
-}
-
-/*
- * Could the record of an operation that was first sent then have expired?
- * To be asked after the look-up: an emptying in between has moved the
- * watermark before the records were gone.
- */
-static bool
-may_have_expired(Oid store, TimestampTz first_sent)
-{
-	IdemStoreState state;
-	TimestampTz known_since;
-
-	idem_state_read(store, &state);
-	known_since = state.watermark;
-	if (state.expires)
-		known_since = Max(known_since,
-						  GetCurrentTimestamp() -
-						  state.retention * USECS_PER_SEC);
-	return first_sent < known_since;
-}
-
-/*
- * Start a new record; the columns not set here are NULL.
- */
-static void
-new_record(text *key, const char *status, TimestampTz claimed_at,
-		   IdemRecord *record)
-{
-	memset(record, 0, sizeof(IdemRecord));
-	record->found = record->own = true;
-	record->values = palloc0(sizeof(Datum) * IDEM_NCOLUMNS);
-	record->nulls = palloc(sizeof(bool) * IDEM_NCOLUMNS);
-	memset(record->nulls, true, sizeof(bool) * IDEM_NCOLUMNS);
-	record->values[IDEM_KEY] = PointerGetDatum(key);
-	record->nulls[IDEM_KEY] = false;
-	record->values[IDEM_STATUS] = CStringGetTextDatum(status);
-	record->nulls[IDEM_STATUS] = false;
-	record->values[IDEM_ATTEMPTS] = Int32GetDatum(0);
-	record->nulls[IDEM_ATTEMPTS] = false;
-	record->values[IDEM_CLAIMED_AT] = TimestampTzGetDatum(claimed_at);
-	record->nulls[IDEM_CLAIMED_AT] = false;
-	record->values[IDEM_COMPLETED_AT] =
-		TimestampTzGetDatum(GetCurrentTimestamp());
-	record->nulls[IDEM_COMPLETED_AT] = false;
-}
-
-/*
- * How often the operation of a replaced record was tried before.
- */
-static int32
-attempts_of(const IdemRecord *record)
-{
-	if (!record->found || record->nulls[IDEM_ATTEMPTS])
-		return 0;
-	return DatumGetInt32(record->values[IDEM_ATTEMPTS]);
-}
-
 /*
  * Replace the key's lock by an uncommitted row that others wait for.
  */
@@ -235,9 +93,8 @@ make_good(IdemStore *store, text *key, IdemRecord *old,
 {
 	IdemRecord	record;
 
-	new_record(key, "released", claimed_at, &record);
-	record.status = IDEM_RELEASED;
-	record.values[IDEM_ATTEMPTS] = Int32GetDatum(attempts_of(old));
+	idem_record_init(&record, key, IDEM_RELEASED, claimed_at);
+	record.values[IDEM_ATTEMPTS] = Int32GetDatum(idem_record_attempts(old));
 	idem_record_write(store, key, old->found ? old : NULL, &record);
 }
 
@@ -274,10 +131,11 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 	{
 		idem_record_find(&store, key, record);
 		if (record->found && record->own)
-			return judge(record, request);
+			return idem_judge(record, request);
 	}
 
-	switch (lock_and_find(&store, key, &tag, options->deadline, true, record))
+	switch (idem_key_lock_and_find(&store, key, &tag, options->deadline, true,
+								   record))
 	{
 		case KEY_NOT_LOCKED:
 			return ANSWER_IN_PROGRESS;
@@ -285,7 +143,7 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 			if (record->snapshot_differs)
 				idem_raise_conflict(store->relid, key);
 			idem_record_make_durable(record);
-			return judge(record, request);
+			return idem_judge(record, request);
 		case KEY_LOCKED:
 			break;
 	}
@@ -294,7 +152,7 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 
 	if (record->found)
 	{
-		IdemAnswer	answer = judge(record, request);
+		IdemAnswer	answer = idem_judge(record, request);
 
 		if (answer != ANSWER_CLAIMED)
 		{
@@ -304,7 +162,7 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 		}
 	}
 	else if (options->has_first_sent &&
-			 may_have_expired(store->relid, options->first_sent))
+			 idem_may_have_expired(store->relid, options->first_sent))
 	{
 		idem_key_unlock(&tag);
 		return ANSWER_TOO_LATE;
@@ -388,9 +246,9 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 		(status.has_row && !(old.found && old.own)))
 		idem_raise_conflict(storeid, key);
 
-	new_record(key, "completed", status.claimed_at, written);
-	written->status = IDEM_COMPLETED;
-	written->values[IDEM_ATTEMPTS] = Int32GetDatum(attempts_of(&old) + 1);
+	idem_record_init(written, key, IDEM_COMPLETED, status.claimed_at);
+	written->values[IDEM_ATTEMPTS] =
+		Int32GetDatum(idem_record_attempts(&old) + 1);
 	if (status.has_fingerprint)
 	{
 		written->values[IDEM_FINGERPRINT] = UUIDPGetDatum(&status.fingerprint);
@@ -475,8 +333,8 @@ idem_forget_key(Oid storeid, text *key)
 				 errhint("Call idem_release() to give the claim up.")));
 
 	idem_key_locktag(&tag, hash);
-	if (lock_and_find(&store, key, &tag, idem_deadline_default(), false,
-					  &record) == KEY_NOT_LOCKED)
+	if (idem_key_lock_and_find(&store, key, &tag, idem_deadline_default(),
+							   false, &record) == KEY_NOT_LOCKED)
 		idem_raise_answer(ANSWER_IN_PROGRESS, storeid, key, &record);
 	if (record.snapshot_differs)
 		idem_raise_conflict(storeid, key);

@@ -21,6 +21,7 @@
 #include "nodes/bitmapset.h"
 #include "nodes/parsenodes.h"
 #include "parser/parse_relation.h"
+#include "postmaster/bgworker.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "utils/acl.h"
@@ -130,6 +131,13 @@ idem_function_aclcheck(Oid function, Oid role)
 	return pg_proc_aclcheck(function, role, ACL_EXECUTE);
 #endif
 }
+
+/* 19 ends such workers when their database is dropped or copied */
+#ifdef BGWORKER_INTERRUPTIBLE
+#define IDEM_BGWORKER_INTERRUPTIBLE BGWORKER_INTERRUPTIBLE
+#else
+#define IDEM_BGWORKER_INTERRUPTIBLE 0
+#endif
 
 static inline bool
 idem_table_ownercheck(Oid relid, Oid role)

@@ -12,17 +12,21 @@
  */
 #include "postgres.h"
 
+#include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
 #include "commands/defrem.h"
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "partitioning/partdesc.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/rel.h"
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
@@ -31,12 +35,12 @@
 #include "claim.h"
 #include "compat.h"
 #include "store.h"
-
-/* A century: keeps all sums with timestamps far from their limits */
-#define MAX_RETENTION	(INT64CONST(36525) * SECS_PER_DAY)
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(idem_create_store);
 PG_FUNCTION_INFO_V1(idem_set_retention);
+PG_FUNCTION_INFO_V1(idem_generation);
+PG_FUNCTION_INFO_V1(idem_revoke_default_privileges);
 
 /*
  * A retention in seconds: positive, and not in months, which have no fixed
@@ -63,13 +67,39 @@ retention_from_interval(FunctionCallInfo fcinfo, int n)
 		interval->time / USECS_PER_SEC;
 	if (interval->time % USECS_PER_SEC > 0)
 		seconds++;
-	if (seconds <= 0 || seconds > MAX_RETENTION)
+	if (seconds <= 0 || seconds > IDEM_MAX_RETENTION)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("retention is out of range"),
 				 errdetail("It must be more than zero and at most 36525 days."),
 				 errhint("Choose it longer than the longest time in which an operation can be retried.")));
 	return seconds;
+}
+
+/*
+ * Note the retention.  Waits for a step of expiry that is under way: once
+ * this returns, nothing is emptied by the old retention any more.
+ */
+static void
+set_retention(Oid store, int64 retention)
+{
+	IdemStateValue values[2] = {
+		{"retention", Int64GetDatum(retention), INT8OID, false},
+	};
+	IdemStoreState state;
+	int			n = 1;
+
+	(void) idem_state_lock(store, true);
+	/* What other rows know of the past must not go with them */
+	idem_state_read(store, &state);
+	if (state.watermark != DT_NOBEGIN)
+		values[n++] = (IdemStateValue)
+		{
+			"watermark", TimestampTzGetDatum(state.watermark), TIMESTAMPTZOID,
+				false
+		};
+	idem_state_update(store, values, n);
+	idem_state_forget_foreign(store);
 }
 
 /*
@@ -210,6 +240,10 @@ idem_create_store(PG_FUNCTION_ARGS)
 	functions_schema = idem_extension_schema();
 	functions = pstrdup(quote_identifier(get_namespace_name(functions_schema)));
 
+	/* Before there is a table of this name again */
+	if (!creating_idem())
+		idem_state_forget_dropped();
+
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
 	execute(psprintf("CREATE TABLE %s ("
@@ -234,15 +268,50 @@ idem_create_store(PG_FUNCTION_ARGS)
 					 store, functions, quote_literal_cstr(store)));
 	for (int i = 0; i < generations; i++)
 		create_partition(store, schema, rv->relname, schema_oid, i);
-	if (creating_idem())
-		revoke_from_others(quote_qualified_identifier(schema,
-													  "idem_store_state"));
 	SPI_finish();
+	if (creating_idem())
+		idem_launcher_welcome();
 
 	relid = get_relname_relid(rv->relname, schema_oid);
 	if (!creating_idem())
-		idem_state_set_retention(relid, retention);
+	{
+		set_retention(relid, retention);
+	}
 	PG_RETURN_TEXT_P(cstring_to_text(idem_store_name(relid)));
+}
+
+/*
+ * idem_revoke_default_privileges() returns integer
+ *
+ * The last act of the script of CREATE EXTENSION, which drops it again: on
+ * none of the relations it has made shall anybody have privileges but the
+ * owner, whatever ALTER DEFAULT PRIVILEGES says.  Returns how many there are.
+ */
+Datum
+idem_revoke_default_privileges(PG_FUNCTION_ARGS)
+{
+	SPITupleTable *rows;
+	uint64		processed;
+
+	if (!creating_idem())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("this function is for CREATE EXTENSION idem only"),
+				 errhint("Use REVOKE.")));
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	execute(psprintf("SELECT objid::pg_catalog.regclass FROM pg_catalog.pg_depend"
+					 " WHERE classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass"
+					 " AND refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass"
+					 " AND refobjid OPERATOR(pg_catalog.=) %u::pg_catalog.oid"
+					 " AND deptype OPERATOR(pg_catalog.=) 'e'",
+					 CurrentExtensionObject));
+	rows = SPI_tuptable;
+	processed = SPI_processed;
+	for (uint64 i = 0; i < processed; i++)
+		revoke_from_others(SPI_getvalue(rows->vals[i], rows->tupdesc, 1));
+	SPI_finish();
+	PG_RETURN_INT32((int32) processed);
 }
 
 /*
@@ -261,6 +330,32 @@ idem_set_retention(PG_FUNCTION_ARGS)
 				 errmsg("must be owner of store %s", idem_store_name(store)),
 				 errhint("Ask the owner of the table to set its retention.")));
 	(void) idem_store_open(store, 0, RowExclusiveLock);
-	idem_state_set_retention(store, retention);
+	set_retention(store, retention);
 	PG_RETURN_TEXT_P(cstring_to_text(idem_store_name(store)));
+}
+
+/*
+ * idem_generation(store regclass) returns smallint
+ *
+ * The generation that a plain INSERT lands in: the default of the column
+ * "generation" of every store.
+ */
+Datum
+idem_generation(PG_FUNCTION_ARGS)
+{
+	Oid			store = PG_GETARG_OID(0);
+	IdemStoreState state;
+
+	idem_state_read(store, &state);
+	/* as for claims: bookkeeping that names no partition counts for nothing */
+	if (state.current > 0)
+	{
+		Relation	rel = table_open(store, AccessShareLock);
+
+		if (rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE ||
+			state.current >= RelationGetPartitionDesc(rel, true)->nparts)
+			state.current = 0;
+		table_close(rel, AccessShareLock);
+	}
+	PG_RETURN_INT16(state.current);
 }

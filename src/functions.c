@@ -31,6 +31,7 @@
 #include "compat.h"
 #include "idem.h"
 #include "key.h"
+#include "lease.h"
 #include "record.h"
 #include "result.h"
 #include "store.h"
@@ -207,7 +208,7 @@ idem_claim_batch(PG_FUNCTION_ARGS)
 }
 
 /*
- * Complete a claim with a result that is json already.
+ * Complete a claim, or with a token a lease, with a result that is json.
  */
 static Datum
 complete(FunctionCallInfo fcinfo, text *key, Datum result, bool isnull)
@@ -216,9 +217,11 @@ complete(FunctionCallInfo fcinfo, text *key, Datum result, bool isnull)
 	IdemRecord	record;
 
 	idem_check_may_write("idem_complete()");
-	if (!PG_ARGISNULL(2))
-		idem_raise_not_claimed(store, key, "no lease has this token");
-	idem_complete_claim(store, key, result, isnull, &record);
+	if (PG_ARGISNULL(2))
+		idem_complete_claim(store, key, result, isnull, &record);
+	else
+		idem_complete_lease(store, key, PG_GETARG_INT64(2), result, isnull,
+							&record);
 	if (record.nulls[IDEM_RESULT])
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(record.values[IDEM_RESULT]);
@@ -267,9 +270,9 @@ idem_release(PG_FUNCTION_ARGS)
 	Oid			store = idem_arg_store(fcinfo, 2);
 
 	idem_check_may_write("idem_release()");
-	if (!PG_ARGISNULL(1))
-		PG_RETURN_BOOL(false);
-	PG_RETURN_BOOL(idem_release_claim(store, key));
+	if (PG_ARGISNULL(1))
+		PG_RETURN_BOOL(idem_release_claim(store, key));
+	PG_RETURN_BOOL(idem_release_lease(store, key, PG_GETARG_INT64(1)));
 }
 
 /*

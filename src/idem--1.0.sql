@@ -69,8 +69,17 @@ CREATE TABLE idem_store_state (
 	origin text COLLATE "C" NOT NULL,
 	retention bigint,
 	current smallint NOT NULL DEFAULT 0,
-	watermark timestamptz
+	filling_since timestamptz,
+	sealed_at timestamptz[] NOT NULL DEFAULT '{}',
+	sealed_xid xid8[] NOT NULL DEFAULT '{}',
+	sealed_file oid[] NOT NULL DEFAULT '{}',
+	watermark timestamptz,
+	last_step_at timestamptz,
+	generations_expired bigint NOT NULL DEFAULT 0,
+	trouble text
 );
+
+ALTER TABLE idem_store_state REPLICA IDENTITY FULL;
 
 COMMENT ON TABLE idem_store_state IS
 'bookkeeping of expiry; it only advises, locks and records decide';
@@ -101,7 +110,6 @@ COMMENT ON FUNCTION idem_create_store(text, interval, integer) IS
 
 SELECT @extschema@.idem_create_store('idem_completions'::pg_catalog.text,
 	'30 days'::pg_catalog.interval, 4::pg_catalog.int4);
-GRANT SELECT ON idem_store_state TO PUBLIC;
 
 COMMENT ON TABLE idem_completions IS
 'the default store of idem: a record for each completed or leased operation';
@@ -119,6 +127,100 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_set_retention(interval, regclass) IS
 'sets how long records are kept after their commit, also those already there; returns the name of the store';
+
+CREATE PROCEDURE idem_expire(store regclass DEFAULT NULL)
+AS 'MODULE_PATHNAME', 'idem_expire'
+LANGUAGE C;
+
+COMMENT ON PROCEDURE idem_expire(regclass) IS
+'does the steps of expiry that are due, each in its own transaction: of one store, or of all that the caller owns';
+
+CREATE FUNCTION idem_store_status(store regclass, OUT retention interval, OUT current smallint,
+	OUT filling_since timestamptz, OUT last_step_at timestamptz, OUT watermark timestamptz,
+	OUT generations_expired bigint, OUT trouble text)
+AS 'MODULE_PATHNAME', 'idem_store_status'
+LANGUAGE C STABLE STRICT PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_store_status(regclass) IS
+'bookkeeping of a store, for the view idem_stores';
+
+CREATE FUNCTION idem_generation_sealed_at(store regclass, generation integer, partition regclass)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_generation_sealed_at'
+LANGUAGE C STABLE STRICT PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_generation_sealed_at(regclass, integer, regclass) IS
+'when a generation was sealed, for the view idem_stores';
+
+CREATE FUNCTION idem_oldest_record(partition regclass)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_oldest_record'
+LANGUAGE C STABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem_oldest_record(regclass) IS
+'when the first record of a partition was completed, for the view idem_stores';
+
+CREATE FUNCTION idem_worker_status()
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_worker_status'
+LANGUAGE C STABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem_worker_status() IS
+'whether a worker expires records in the background, for the view idem_stores';
+
+CREATE VIEW idem_stores AS
+WITH generation AS (
+	SELECT store.oid AS store,
+		count(*) OVER (PARTITION BY store.oid) AS generations,
+		number.generation,
+		part.oid AS partition,
+		greatest(part.reltuples, 0)::bigint AS records,
+		pg_catalog.pg_total_relation_size(part.oid) AS bytes,
+		pg_catalog.pg_relation_size(part.oid) = 0 AS is_empty,
+		@extschema@.idem_generation_sealed_at(store.oid::pg_catalog.regclass,
+			number.generation, part.oid::pg_catalog.regclass) AS sealed_at
+	FROM pg_catalog.pg_constraint con
+	JOIN pg_catalog.pg_class store ON store.oid = con.conrelid AND store.relkind = 'p'
+		AND store.relpersistence = 'p'
+	JOIN pg_catalog.pg_inherits inh ON inh.inhparent = store.oid
+	JOIN pg_catalog.pg_class part ON part.oid = inh.inhrelid
+	CROSS JOIN LATERAL (SELECT pg_catalog.substring(
+		pg_catalog.pg_get_expr(part.relpartbound, part.oid),
+		'^FOR VALUES IN \(''?(\d{1,3})''?\)$')::integer) AS number(generation)
+	WHERE con.conname = 'idem_check' AND con.contype = 'c' AND number.generation IS NOT NULL
+), state AS (
+	SELECT g.*, s.retention, s.filling_since, s.last_step_at, s.generations_expired, s.trouble,
+		CASE WHEN g.generation = s.current THEN 'filling' WHEN g.is_empty THEN 'empty'
+			WHEN g.sealed_at IS NOT NULL THEN 'sealed' ELSE 'full' END AS state
+	FROM generation g, @extschema@.idem_store_status(g.store::pg_catalog.regclass) s
+), due AS (
+	SELECT *, CASE state
+		WHEN 'sealed' THEN sealed_at + retention
+		WHEN 'full' THEN filling_since
+		WHEN 'filling' THEN CASE WHEN NOT is_empty AND generations > 1
+			THEN filling_since + retention / (generations - 1)::double precision END END AS due_at
+	FROM state
+)
+SELECT store::pg_catalog.regclass AS store,
+	retention,
+	generations,
+	pg_catalog.array_agg(state ORDER BY generation) AS states,
+	pg_catalog.sum(records)::bigint AS records,
+	pg_catalog.sum(bytes)::bigint AS bytes,
+	pg_catalog.min(@extschema@.idem_oldest_record(partition::pg_catalog.regclass)) AS oldest_record,
+	generations_expired,
+	last_step_at AS last_expiry,
+	pg_catalog.min(due_at) AS next_expiry,
+	CASE WHEN pg_catalog.min(due_at) < pg_catalog.clock_timestamp()
+		AND pg_catalog.isfinite(pg_catalog.min(due_at))
+		THEN pg_catalog.clock_timestamp() - pg_catalog.min(due_at) END AS overdue,
+	idem_worker_status() AS worker,
+	trouble
+FROM due
+GROUP BY store, retention, generations, generations_expired, last_step_at, trouble;
+
+COMMENT ON VIEW idem_stores IS
+'all stores: retention, states of their generations, size (records is an estimate of ANALYZE), oldest record, when a step of expiry was last done and is due next, by how much that is overdue, and whether a worker runs';
 
 -- Effects inside the database
 
@@ -157,7 +259,7 @@ AS 'MODULE_PATHNAME', 'idem_complete'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
 
 COMMENT ON FUNCTION idem_complete(text, text, bigint, regclass) IS
-'stores the result, which must be valid JSON, under the claim held by this transaction, and returns it';
+'stores the result, which must be valid JSON, under the claim held by this transaction, or with a token under a lease, and returns it';
 
 CREATE FUNCTION idem_complete(key text, result anyelement, token bigint DEFAULT NULL,
 	store regclass DEFAULT 'idem_completions')
@@ -166,7 +268,7 @@ AS 'MODULE_PATHNAME', 'idem_complete_any'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
 
 COMMENT ON FUNCTION idem_complete(text, anyelement, bigint, regclass) IS
-'stores the result under the claim held by this transaction, and returns it: json and jsonb as they print, other types through to_json()';
+'stores the result under the claim held by this transaction, or with a token under a lease, and returns it: json and jsonb as they print, other types through to_json()';
 
 CREATE FUNCTION idem_release(key text, token bigint DEFAULT NULL, store regclass DEFAULT 'idem_completions')
 RETURNS boolean
@@ -174,7 +276,7 @@ AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
 
 COMMENT ON FUNCTION idem_release(text, bigint, regclass) IS
-'gives up a claim: nothing was done, a retry may run; false when nothing is held';
+'gives up a claim, or with a token a lease: nothing was done, a retry may run; false when nothing is held';
 
 CREATE FUNCTION idem_once(key text, request jsonb DEFAULT NULL, store regclass DEFAULT 'idem_completions')
 RETURNS boolean
@@ -209,6 +311,98 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
 COMMENT ON FUNCTION idem_forget(text, regclass) IS
 'deletes the record of a key, so that the operation may run again; true if there was one';
 
+-- Effects outside the database
+
+CREATE SEQUENCE idem_token_seq;
+
+COMMENT ON SEQUENCE idem_token_seq IS
+'fencing tokens: every lease in the database gets a larger one';
+
+SELECT pg_catalog.pg_extension_config_dump('idem_token_seq', '');
+
+CREATE FUNCTION idem_lease(key text, request jsonb DEFAULT NULL, lease interval DEFAULT '5 min',
+	on_uncertain text DEFAULT 'reconcile', retry_window interval DEFAULT NULL,
+	first_sent timestamptz DEFAULT NULL, store regclass DEFAULT 'idem_completions')
+RETURNS idem_outcome
+AS 'MODULE_PATHNAME', 'idem_lease'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
+
+COMMENT ON FUNCTION idem_lease(text, jsonb, interval, text, interval, timestamptz, regclass) IS
+'takes a lease: COMMIT it, perform the effect, then call idem_complete() with the token; on_uncertain (reconcile, retry or skip) decides when an earlier lease ran out';
+
+CREATE FUNCTION idem_try_lease(key text, request jsonb DEFAULT NULL, lease interval DEFAULT '5 min',
+	on_uncertain text DEFAULT 'reconcile', retry_window interval DEFAULT NULL,
+	first_sent timestamptz DEFAULT NULL, store regclass DEFAULT 'idem_completions')
+RETURNS idem_outcome
+AS 'MODULE_PATHNAME', 'idem_try_lease'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
+
+COMMENT ON FUNCTION idem_try_lease(text, jsonb, interval, text, interval, timestamptz, regclass) IS
+'like idem_lease, but does not wait and never raises an error for the state of the key';
+
+CREATE FUNCTION idem_checkpoint(key text, token bigint, checkpoint jsonb, store regclass DEFAULT 'idem_completions')
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_checkpoint'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
+
+COMMENT ON FUNCTION idem_checkpoint(text, bigint, jsonb, regclass) IS
+'records progress under a lease; the next lease of the key gets it back';
+
+CREATE FUNCTION idem_extend(key text, token bigint, lease interval, store regclass DEFAULT 'idem_completions')
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_extend'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
+
+COMMENT ON FUNCTION idem_extend(text, bigint, interval, regclass) IS
+'lets a lease end that long from now, and returns when';
+
+CREATE FUNCTION idem_resolve(key text, happened boolean, result text DEFAULT NULL,
+	store regclass DEFAULT 'idem_completions')
+RETURNS idem_completion
+AS 'MODULE_PATHNAME', 'idem_resolve'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
+
+COMMENT ON FUNCTION idem_resolve(text, boolean, text, regclass) IS
+'decides an uncertain key: completed with a result, which must be valid JSON, or not happened, so that a retry may run';
+
+CREATE FUNCTION idem_resolve(key text, happened boolean, result anyelement,
+	store regclass DEFAULT 'idem_completions')
+RETURNS idem_completion
+AS 'MODULE_PATHNAME', 'idem_resolve_any'
+LANGUAGE C VOLATILE PARALLEL UNSAFE COST 1000;
+
+COMMENT ON FUNCTION idem_resolve(text, boolean, anyelement, regclass) IS
+'decides an uncertain key: completed with a result (json and jsonb as they print, other types through to_json()), or not happened';
+
+CREATE FUNCTION idem_uncertain_records(OUT store regclass, OUT key text, OUT token bigint,
+	OUT attempts integer, OUT claimed_by text, OUT lease_until timestamptz, OUT checkpoint jsonb)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_uncertain_records'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_uncertain_records() IS
+'leases that have run out, in all stores whose records the caller may see, for the view idem_uncertain';
+
+CREATE VIEW idem_uncertain AS
+SELECT key, store, token, attempts AS leases,
+	CASE WHEN is_holder THEN claimed_by::json OPERATOR(pg_catalog.->>) 'user'::text ELSE claimed_by END AS held_by,
+	CASE WHEN is_holder THEN claimed_by::json OPERATOR(pg_catalog.->>) 'application'::text END AS application,
+	CASE WHEN is_holder THEN claimed_by::json OPERATOR(pg_catalog.->>) 'address'::text END AS client_address,
+	CASE WHEN is_holder THEN pg_catalog.to_timestamp((claimed_by::json OPERATOR(pg_catalog.->>) 'since'::text)::pg_catalog.float8
+		OPERATOR(pg_catalog./) 1000000::pg_catalog.float8) END AS since,
+	lease_until,
+	CASE WHEN pg_catalog.isfinite(lease_until)
+		THEN pg_catalog.clock_timestamp() - lease_until END AS overdue,
+	checkpoint
+FROM idem_uncertain_records(),
+	LATERAL (SELECT pg_catalog.regexp_like(claimed_by, pg_catalog.format(
+		'^\{"user": %1$s, "application": %1$s, "address": %1$s, "pid": \d{1,10}, "since": \d{1,16}\}$',
+		'"([^"\\[:cntrl:]]|\\["\\bfnrt])*"')) AS is_holder) AS h
+ORDER BY lease_until NULLS FIRST;
+
+COMMENT ON VIEW idem_uncertain IS
+'operations whose lease has run out and that wait for a decision (idem_resolve), oldest first';
+
 -- Keys and fingerprints
 
 CREATE FUNCTION idem_key(VARIADIC parts "any")
@@ -234,3 +428,15 @@ LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
 
 COMMENT ON FUNCTION idem_fingerprint(jsonb) IS
 'what a claim stores for a request: a UUIDv8 of its canonical form';
+
+-- Privileges: nobody but the owner has any by default
+
+CREATE FUNCTION idem_revoke_default_privileges()
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_revoke_default_privileges'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+SELECT @extschema@.idem_revoke_default_privileges();
+DROP FUNCTION idem_revoke_default_privileges();
+
+GRANT SELECT ON idem_store_state, idem_stores, idem_uncertain TO PUBLIC;

@@ -3,8 +3,9 @@
  * idem.c
  *	  Module entry: settings and callbacks.
  *
- * idem works without shared_preload_libraries: the module is then loaded by
- * the first call of one of its functions in a session.
+ * idem works without shared_preload_libraries, all but the launcher and its
+ * workers: the module is then loaded by the first call of one of its
+ * functions in a session.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,6 +19,7 @@
 #include "idem.h"
 #include "pending.h"
 #include "store.h"
+#include "worker.h"
 
 PG_MODULE_MAGIC;
 
@@ -61,6 +63,7 @@ _PG_init(void)
 							 NULL);
 #endif
 
+	idem_launcher_init();
 	MarkGUCPrefixReserved("idem");
 
 	idem_store_init();

@@ -26,6 +26,7 @@
 
 #include "access/xact.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
@@ -73,6 +74,7 @@ static UndoEntry *undo = NULL;
 static int	undo_used = 0;
 static int	undo_size = 0;
 static int	locks_held = 0;		/* claims whose status says "locked" */
+static bool require_durable = false;	/* a lease was taken or changed */
 
 /*
  * Find the claim of a key, or NULL.  It may be in state CLAIM_NONE.
@@ -210,9 +212,33 @@ check_finished(void)
 				 errhint("Call idem_complete() or idem_release() in the transaction that claimed the key, before it commits.")));
 }
 
+/*
+ * Once the lease is committed its holder acts on it, so the commit must be
+ * durable, on the standbys too, whatever the session has set.
+ */
+static void
+make_commit_durable(void)
+{
+	if (synchronous_commit < SYNCHRONOUS_COMMIT_ON)
+		(void) set_config_option("synchronous_commit", "on", PGC_USERSET,
+								 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0,
+								 false);
+}
+
+/*
+ * The commit of this transaction must be durable.  (A rollback to a
+ * savepoint does not take that back; it does no harm.)
+ */
+void
+idem_pending_require_durable(void)
+{
+	require_durable = true;
+}
+
 static void
 forget_all(void)
 {
+	require_durable = false;
 	claims = NULL;
 	undo = NULL;
 	undo_used = undo_size = 0;
@@ -222,14 +248,14 @@ forget_all(void)
 static void
 xact_callback(XactEvent event, void *arg)
 {
-	if (claims == NULL)
-		return;
-
 	switch (event)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
-			check_finished();
+			if (claims != NULL)
+				check_finished();
+			if (require_durable)
+				make_commit_durable();
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_ABORT:

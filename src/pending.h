@@ -16,7 +16,8 @@ typedef enum IdemClaimState
 {
 	CLAIM_NONE,					/* given up, or undone by a savepoint */
 	CLAIM_HELD,					/* told "claimed", not completed */
-	CLAIM_COMPLETED				/* its record is written */
+	CLAIM_COMPLETED,			/* its record is written */
+	CLAIM_LEASED				/* a lease was taken, not yet committed */
 } IdemClaimState;
 
 /* The part of a claim that a savepoint can take back */
@@ -44,5 +45,6 @@ extern IdemClaim *idem_pending_find(Oid store, const text *key, uint64 hash);
 extern IdemClaim *idem_pending_add(Oid store, const text *key, uint64 hash);
 extern void idem_pending_set(IdemClaim *claim, const IdemClaimStatus *status);
 extern int	idem_pending_locks(void);
+extern void idem_pending_require_durable(void);
 
 #endif							/* IDEM_PENDING_H */

@@ -365,3 +365,73 @@ idem_record_make_durable(const IdemRecord *record)
 	if (!XLogRecPtrIsInvalid(record->commit_lsn))
 		XLogFlush(record->commit_lsn);
 }
+
+/*
+ * Set the status, as it is here and as it is stored.
+ */
+void
+idem_record_set_status(IdemRecord *record, int status)
+{
+	record->status = status;
+	record->values[IDEM_STATUS] =
+		CStringGetTextDatum(idem_status_name((IdemStatus) status));
+	record->nulls[IDEM_STATUS] = false;
+}
+
+/*
+ * Set a column; the caller sees to the type.
+ */
+void
+idem_record_set(IdemRecord *record, int column, Datum value, bool isnull)
+{
+	record->values[column] = isnull ? (Datum) 0 : value;
+	record->nulls[column] = isnull;
+}
+
+/*
+ * A record that starts as a copy of another.
+ */
+void
+idem_record_copy(IdemRecord *record, const IdemRecord *from)
+{
+	*record = *from;
+	record->values = palloc(sizeof(Datum) * IDEM_NCOLUMNS);
+	record->nulls = palloc(sizeof(bool) * IDEM_NCOLUMNS);
+	memcpy(record->values, from->values, sizeof(Datum) * IDEM_NCOLUMNS);
+	memcpy(record->nulls, from->nulls, sizeof(bool) * IDEM_NCOLUMNS);
+}
+
+/*
+ * Start a new record; the columns not set here are NULL.
+ */
+void
+idem_record_init(IdemRecord *record, text *key, int status,
+				 TimestampTz claimed_at)
+{
+	memset(record, 0, sizeof(IdemRecord));
+	record->found = record->own = true;
+	record->values = palloc0(sizeof(Datum) * IDEM_NCOLUMNS);
+	record->nulls = palloc(sizeof(bool) * IDEM_NCOLUMNS);
+	memset(record->nulls, true, sizeof(bool) * IDEM_NCOLUMNS);
+	idem_record_set_status(record, status);
+	record->values[IDEM_KEY] = PointerGetDatum(key);
+	record->nulls[IDEM_KEY] = false;
+	record->values[IDEM_ATTEMPTS] = Int32GetDatum(0);
+	record->nulls[IDEM_ATTEMPTS] = false;
+	record->values[IDEM_CLAIMED_AT] = TimestampTzGetDatum(claimed_at);
+	record->nulls[IDEM_CLAIMED_AT] = false;
+	record->values[IDEM_COMPLETED_AT] =
+		TimestampTzGetDatum(GetCurrentTimestamp());
+	record->nulls[IDEM_COMPLETED_AT] = false;
+}
+
+/*
+ * How often the operation of a replaced record was tried before.
+ */
+int32
+idem_record_attempts(const IdemRecord *record)
+{
+	if (!record->found || record->nulls[IDEM_ATTEMPTS])
+		return 0;
+	return DatumGetInt32(record->values[IDEM_ATTEMPTS]);
+}

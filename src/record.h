@@ -9,6 +9,7 @@
 #define IDEM_RECORD_H
 
 #include "access/xlogdefs.h"
+#include "datatype/timestamp.h"
 #include "storage/itemptr.h"
 #include "utils/snapshot.h"
 
@@ -40,6 +41,13 @@ extern void idem_record_find(struct IdemStore **store, text *key,
 							 IdemRecord *record);
 extern void idem_record_find_mvcc(struct IdemStore **store, text *key,
 								  Snapshot snapshot, IdemRecord *record);
+extern void idem_record_init(IdemRecord *record, text *key, int status,
+							 TimestampTz claimed_at);
+extern void idem_record_copy(IdemRecord *record, const IdemRecord *from);
+extern void idem_record_set_status(IdemRecord *record, int status);
+extern void idem_record_set(IdemRecord *record, int column, Datum value,
+							bool isnull);
+extern int32 idem_record_attempts(const IdemRecord *record);
 extern void idem_record_make_durable(const IdemRecord *record);
 
 #endif							/* IDEM_RECORD_H */

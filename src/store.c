@@ -20,7 +20,9 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/pg_class.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -32,6 +34,7 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/rls.h"
+#include "utils/syscache.h"
 
 #include "bookkeeping.h"
 #include "store.h"
@@ -101,6 +104,23 @@ idem_store_name(Oid relid)
 	if (name == NULL)
 		return psprintf("%u", relid);
 	return quote_qualified_identifier(schema, name);
+}
+
+/*
+ * The owner of a table, InvalidOid if it is gone.
+ */
+Oid
+idem_table_owner(Oid relid)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Oid			owner = InvalidOid;
+
+	if (HeapTupleIsValid(tuple))
+	{
+		owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+		ReleaseSysCache(tuple);
+	}
+	return owner;
 }
 
 /*
@@ -234,8 +254,6 @@ privilege_names(AclMode privileges)
 IdemStore *
 idem_store_open(Oid relid, AclMode privileges, LOCKMODE lockmode)
 {
-	ResourceOwner oldowner = CurrentResourceOwner;
-
 	if (pg_class_aclmask(relid, GetUserId(), privileges, ACLMASK_ALL) !=
 		privileges)
 		ereport(ERROR,
@@ -252,6 +270,17 @@ idem_store_open(Oid relid, AclMode privileges, LOCKMODE lockmode)
 						idem_store_name(relid)),
 				 errdetail("A record that a policy hides would look like an operation that was never done."),
 				 errhint("Call idem from a SECURITY DEFINER function that is owned by a role the policies do not apply to.")));
+
+	return idem_store_open_unchecked(relid, lockmode);
+}
+
+/*
+ * The same without asking who the caller is: for expiry.
+ */
+IdemStore *
+idem_store_open_unchecked(Oid relid, LOCKMODE lockmode)
+{
+	ResourceOwner oldowner = CurrentResourceOwner;
 
 	/* A lock charged to a portal would go away with a failed cursor */
 	CurrentResourceOwner = CurTransactionResourceOwner;

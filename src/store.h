@@ -74,13 +74,18 @@ typedef struct IdemStore
 /* structure.c */
 extern IdemStore *idem_store_describe(Oid relid);
 extern IdemStatus idem_status_from_text(const text *status);
+extern const char *idem_status_name(IdemStatus status);
+extern const char *idem_column_name(int column);
+extern Oid	idem_column_type(int column);
 
 /* store.c */
 extern void idem_store_init(void);
 extern IdemStore *idem_store_open(Oid relid, AclMode privileges,
 								  LOCKMODE lockmode);
+extern IdemStore *idem_store_open_unchecked(Oid relid, LOCKMODE lockmode);
 extern bool idem_store_unchanged(const IdemStore *store);
 extern IdemStore *idem_store_refresh(IdemStore *store);
 extern char *idem_store_name(Oid relid);
+extern Oid	idem_table_owner(Oid relid);
 
 #endif							/* IDEM_STORE_H */

@@ -61,25 +61,29 @@ static const struct
 
 PG_FUNCTION_INFO_V1(idem_check);
 
+/* As stored, by IdemStatus */
+static const char *const status_names[] = {
+	[IDEM_COMPLETED] = "completed",
+	[IDEM_LEASED] = "leased",
+	[IDEM_SKIPPED] = "skipped",
+	[IDEM_RELEASED] = "released",
+};
+
+const char *
+idem_status_name(IdemStatus status)
+{
+	return status_names[status];
+}
+
 IdemStatus
 idem_status_from_text(const text *status)
 {
-	static const struct
-	{
-		const char *name;
-		IdemStatus	status;
-	}			names[] = {
-		{"completed", IDEM_COMPLETED},
-		{"leased", IDEM_LEASED},
-		{"skipped", IDEM_SKIPPED},
-		{"released", IDEM_RELEASED},
-	};
 	size_t		len = VARSIZE_ANY_EXHDR(status);
 
-	for (int i = 0; i < lengthof(names); i++)
-		if (len == strlen(names[i].name) &&
-			memcmp(VARDATA_ANY(status), names[i].name, len) == 0)
-			return names[i].status;
+	for (int i = IDEM_COMPLETED; i <= IDEM_RELEASED; i++)
+		if (len == strlen(status_names[i]) &&
+			memcmp(VARDATA_ANY(status), status_names[i], len) == 0)
+			return (IdemStatus) i;
 	return IDEM_UNKNOWN_STATUS;
 }
 
@@ -411,4 +415,16 @@ idem_store_describe(Oid relid)
 							   generations, desc->nparts));
 	RelationClose(rel);
 	return store;
+}
+
+const char *
+idem_column_name(int column)
+{
+	return columns[column].name;
+}
+
+Oid
+idem_column_type(int column)
+{
+	return columns[column].type;
 }

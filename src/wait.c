@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * wait.c
- *	  Locks of keys, and waiting with a deadline.
+ *	  Locks of keys, waiting with a deadline, and looking a locked key up.
  *
  * The lock of a key is a transaction-level advisory lock of a class of its
  * own, charged to CurTransactionResourceOwner: a claim lives as long as its
@@ -21,6 +21,7 @@
 #include <limits.h>
 
 #include "access/xact.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "utils/guc.h"
@@ -29,6 +30,8 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "record.h"
+#include "store.h"
 #include "wait.h"
 
 /* What is waited for: a key's lock, or the end of a transaction */
@@ -191,4 +194,54 @@ idem_xact_wait(TransactionId xid, TimestampTz deadline)
 	if (idem_xact_wait_conditional(xid))
 		return true;
 	return wait_until(&target, deadline);
+}
+
+/*
+ * A final record says that the operation is over.
+ */
+static bool
+is_final(const IdemRecord *record)
+{
+	return record->found && (record->status == IDEM_COMPLETED ||
+							 record->status == IDEM_SKIPPED);
+}
+
+/*
+ * Lock "key" and look it up, waiting until the deadline for whoever holds it
+ * or is writing its record.
+ *
+ * With "peek", a key that cannot be locked at once is first looked up without
+ * the lock, never waiting: a final, committed record is then the answer, so
+ * that many waiters are answered together and a momentary holder does not
+ * make a completed key look busy.
+ */
+IdemKeyState
+idem_key_lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
+			  TimestampTz deadline, bool peek, IdemRecord *record)
+{
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_key_lock(tag, NULL))
+		{
+			memset(record, 0, sizeof(IdemRecord));
+			if (peek)
+			{
+				*store = idem_store_refresh(*store);
+				idem_record_find(store, key, record);
+				if (is_final(record) && !TransactionIdIsValid(record->in_flux))
+					return KEY_ANSWERED;
+			}
+			if (!idem_key_lock_wait(tag, deadline))
+				return KEY_NOT_LOCKED;
+		}
+
+		*store = idem_store_refresh(*store);
+		idem_record_find(store, key, record);
+		if (!TransactionIdIsValid(record->in_flux))
+			return KEY_LOCKED;
+		idem_key_unlock(tag);
+		if (!idem_xact_wait(record->in_flux, deadline))
+			return KEY_NOT_LOCKED;
+	}
 }
