@@ -139,7 +139,7 @@ CREATE FUNCTION idem_store_status(store regclass, OUT retention interval, OUT cu
 	OUT filling_since timestamptz, OUT last_step_at timestamptz, OUT watermark timestamptz,
 	OUT generations_expired bigint, OUT trouble text)
 AS 'MODULE_PATHNAME', 'idem_store_status'
-LANGUAGE C STABLE STRICT PARALLEL UNSAFE;
+LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_store_status(regclass) IS
 'bookkeeping of a store, for the view idem_stores';
@@ -147,7 +147,7 @@ COMMENT ON FUNCTION idem_store_status(regclass) IS
 CREATE FUNCTION idem_generation_sealed_at(store regclass, generation integer, partition regclass)
 RETURNS timestamptz
 AS 'MODULE_PATHNAME', 'idem_generation_sealed_at'
-LANGUAGE C STABLE STRICT PARALLEL UNSAFE;
+LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_generation_sealed_at(regclass, integer, regclass) IS
 'when a generation was sealed, for the view idem_stores';
