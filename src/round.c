@@ -21,7 +21,6 @@
 #include "access/xact.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
-#include "commands/trigger.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
@@ -136,12 +135,6 @@ idem_round_step(Oid store, IdemExpiryRound *round)
 	{
 		/* What a trigger sets must not outlive the step either */
 		int			nestlevel = NewGUCNestLevel();
-		ConstraintsSetStmt *immediate = makeNode(ConstraintsSetStmt);
-
-		/* Deferred triggers must fire as the owner, so in the step */
-		immediate->deferred = false;
-		AfterTriggerSetState(immediate);
-
 		SetUserIdAndSecContext(owner, save_sec_context |
 							   SECURITY_RESTRICTED_OPERATION);
 		progress = idem_expiry_step(store, round);
