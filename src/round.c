@@ -135,6 +135,7 @@ idem_round_step(Oid store, IdemExpiryRound *round)
 	{
 		/* What a trigger sets must not outlive the step either */
 		int			nestlevel = NewGUCNestLevel();
+
 		SetUserIdAndSecContext(owner, save_sec_context |
 							   SECURITY_RESTRICTED_OPERATION);
 		progress = idem_expiry_step(store, round);
