@@ -266,19 +266,25 @@ sub launcher
 		WHERE backend_type = 'idem launcher'});
 }
 
+# Shoots until one is hit: a worker may have gone by then, or be going.
 sub kill_process
 {
 	my ($type) = @_;
-	my $pid = '';
+	my $from = -s $node->logfile;
 
-	# a worker may have gone by the time it is shot at
-	while ($pid eq '' || !kill('KILL', $pid))
+	for (;;)
 	{
 		sql(q{CALL await_worker('known')});
-		$pid = sql("SELECT min(pid) FROM pg_stat_activity "
+		my $pid = sql("SELECT min(pid) FROM pg_stat_activity "
 			  . "WHERE backend_type = '$type'");
+
+		next if $pid eq '' || !kill('KILL', $pid);
+		foreach my $i (1 .. 50)
+		{
+			return if log_of($from) =~ /\(PID $pid\) was terminated by signal 9/;
+			select(undef, undef, undef, 0.1);
+		}
 	}
-	return;
 }
 
 sub await_other_launcher
