@@ -16,6 +16,10 @@ CREATE FUNCTION pass_notes(passed regclass, by interval) RETURNS void LANGUAGE p
 DECLARE
 	t timestamptz[];
 BEGIN
+	-- autovacuum may have a snapshot from before the sealing
+	WHILE EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'autovacuum worker' AND backend_start < now()) LOOP
+		PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
+	END LOOP;
 	SELECT sealed_at INTO t FROM idem_store_state WHERE store = passed;
 	FOR i IN coalesce(array_lower(t, 1), 1) .. coalesce(array_upper(t, 1), 0) LOOP
 		t[i] := CASE WHEN isfinite(t[i]) THEN t[i] - by ELSE t[i] END;

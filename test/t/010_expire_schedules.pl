@@ -400,7 +400,6 @@ foreach my $end ('commit', 'cancel')
 		SELECT idem_create_store('prepared2', '1 hour')});
 	$one->query(q{BEGIN; SELECT idem_claim('k', store => 'prepared');
 		SELECT idem_complete('k', '1', store => 'prepared');
-		UPDATE prepared SET completed_at = now() - interval '1 day' WHERE key = 'k';
 		PREPARE TRANSACTION 'done';
 		BEGIN; SELECT idem_claim('given up', store => 'prepared');
 		SELECT idem_complete('given up', store => 'prepared');
@@ -433,6 +432,7 @@ foreach my $end ('commit', 'cancel')
 	expire('prepared', '1 day');
 	like(truth('prepared'), qr/^full /, 'prepared: one is left');
 	sql(q{COMMIT PREPARED 'done'});
+	sql(q{UPDATE prepared SET completed_at = now() - interval '1 day' WHERE key = 'k'});
 	expire('prepared');
 	like(truth('prepared'), qr/^sealed .*k0/, 'prepared: sealed after the last');
 	expire('prepared', '59 minutes');
