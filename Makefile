@@ -31,7 +31,7 @@ check:
 	+$(MAKE_INSTALL)
 	test/check
 
-#:  demo          the double-billing story: naive handler against idem
+#:  demo          two stories: double billing, and email that workers die over
 demo:
 	test/deps demo
 	+$(MAKE) --no-print-directory all
