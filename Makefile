@@ -71,7 +71,7 @@ else # what PGXS does
 EXTENSION = idem
 MODULE_big = idem
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
-DATA = $(sort $(wildcard src/idem--*.sql))
+DATA = $(sort $(wildcard src/idem--*.sql)) $(sort $(wildcard src/monitoring/*))
 PGFILEDESC = "idem - idempotency keys"
 
 # Warnings are wanted here, but a newer compiler's must not break an install:

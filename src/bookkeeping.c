@@ -103,8 +103,8 @@ idem_extension_schema(void)
 }
 
 /* What identifies this database for good: a clone or a restore differs */
-static char *
-this_origin(void)
+char *
+idem_database_origin(void)
 {
 	return psprintf(UINT64_FORMAT "/%u", GetSystemIdentifier(), MyDatabaseId);
 }
@@ -197,7 +197,7 @@ begin_state_scan(StateScan *ss)
 	ss->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	ss->scan = systable_beginscan(ss->rel, InvalidOid, false, ss->snapshot, 0,
 								  NULL);
-	ss->origin = this_origin();
+	ss->origin = idem_database_origin();
 	return true;
 }
 
@@ -451,7 +451,7 @@ idem_state_forget_foreign(Oid store)
 	args[0] = DirectFunctionCall1(namein, CStringGetDatum(schema));
 	args[1] = DirectFunctionCall1(namein,
 								  CStringGetDatum(get_rel_name(store)));
-	args[2] = CStringGetTextDatum(this_origin());
+	args[2] = CStringGetTextDatum(idem_database_origin());
 	delete_rows("schema_name OPERATOR(pg_catalog.=) $1"
 				" AND store_name OPERATOR(pg_catalog.=) $2"
 				" AND " FOREIGN("$3"), 3, types, args);
@@ -491,7 +491,7 @@ idem_state_update(Oid store, const IdemStateValue *values, int nvalues)
 	args[0] = ObjectIdGetDatum(store);
 	args[1] = DirectFunctionCall1(namein, CStringGetDatum(schema));
 	args[2] = DirectFunctionCall1(namein, CStringGetDatum(name));
-	args[3] = CStringGetTextDatum(this_origin());
+	args[3] = CStringGetTextDatum(idem_database_origin());
 
 	become_owner(rel, &save_userid, &save_sec_context);
 	if (SPI_connect() != SPI_OK_CONNECT)
@@ -594,7 +594,7 @@ idem_state_forget_dropped(void)
 		Datum		args[2];
 
 		args[0] = ObjectIdGetDatum(lfirst_oid(lc));
-		args[1] = CStringGetTextDatum(this_origin());
+		args[1] = CStringGetTextDatum(idem_database_origin());
 		delete_rows("store OPERATOR(pg_catalog.=) $1"
 					" AND origin OPERATOR(pg_catalog.=) $2", 2, types, args);
 	}

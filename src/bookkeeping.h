@@ -50,6 +50,7 @@ typedef struct IdemStateValue
 } IdemStateValue;
 
 extern Oid	idem_extension_schema(void);
+extern char *idem_database_origin(void);
 extern void idem_state_read(Oid store, IdemStoreState *state);
 extern void idem_state_read_seal(Oid store, int generation, IdemSeal *seal);
 extern void idem_state_update(Oid store, const IdemStateValue *values,

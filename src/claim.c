@@ -43,6 +43,7 @@
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
+#include "activity.h"
 #include "answer.h"
 #include "bookkeeping.h"
 #include "claim.h"
@@ -52,6 +53,7 @@
 #include "key.h"
 #include "pending.h"
 #include "record.h"
+#include "stats.h"
 #include "store.h"
 #include "wait.h"
 #include "write.h"
@@ -99,16 +101,11 @@ make_good(IdemStore *store, text *key, IdemRecord *old,
 }
 
 /*
- * Claim "key"; returns an IdemAnswer.  Never raises an error for the state of
- * the key, except 40001.
- *
- * On ANSWER_CLAIMED the key's lock is held to the end of the (sub)transaction
- * (or an uncommitted row stands for it); on any other answer this call holds
- * nothing, and *record is what it was read from.
+ * Claim a key for idem_claim_key(), which counts the answer at *stats.
  */
-int
-idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
-			   IdemRecord *record)
+static IdemAnswer
+claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
+		  IdemRecord *record, int *stats)
 {
 	IdemStore  *store;
 	LOCKTAG		tag;
@@ -118,6 +115,7 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 
 	store = idem_store_open(options->store, ACL_INSERT | ACL_SELECT,
 							RowExclusiveLock);
+	*stats = idem_stats_find(store->relid);
 	hash = idem_key_hash(store->relid, key);
 	idem_key_locktag(&tag, hash);
 
@@ -183,8 +181,35 @@ idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 		make_good(store, key, record, status.claimed_at);
 		idem_key_unlock(&tag);
 	}
+	if (*stats != 0)
+	{
+		claim->stats = *stats;
+		status.tally.claims++;
+	}
 	idem_pending_set(claim, &status);
+	if (idem_track && claim->activity == 0)
+		claim->activity = idem_activity_hold(store->relid, key,
+											 status.claimed_at);
 	return ANSWER_CLAIMED;
+}
+
+/*
+ * Claim "key"; returns an IdemAnswer.  Never raises an error for the state of
+ * the key, except 40001.
+ *
+ * On ANSWER_CLAIMED the key's lock is held to the end of the (sub)transaction
+ * (or an uncommitted row stands for it); on any other answer this call holds
+ * nothing, and *record is what it was read from.
+ */
+int
+idem_claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
+			   IdemRecord *record)
+{
+	int			stats;
+	IdemAnswer	answer = claim_key(options, key, request, record, &stats);
+
+	idem_stats_answer(stats, options->store, key, answer);
+	return answer;
 }
 
 /*
@@ -271,6 +296,8 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 		idem_key_unlock(&tag);
 
 	status.state = CLAIM_COMPLETED;
+	if (status.tally.claims > status.tally.executed + status.tally.released)
+		status.tally.executed++;
 	idem_pending_set(claim, &status);
 }
 
@@ -306,6 +333,8 @@ idem_release_claim(Oid store, text *key)
 	status = claim->status;
 	status.state = CLAIM_NONE;
 	status.has_row = false;
+	if (status.tally.claims > status.tally.executed + status.tally.released)
+		status.tally.released++;
 	idem_pending_set(claim, &status);
 	return true;
 }

@@ -24,6 +24,7 @@
 #include "postmaster/bgworker.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
+#include "storage/proc.h"
 #include "utils/acl.h"
 #include "utils/regproc.h"
 #if PG_VERSION_NUM >= 160000
@@ -146,6 +147,17 @@ idem_table_ownercheck(Oid relid, Oid role)
 	return object_ownercheck(RelationRelationId, relid, role);
 #else
 	return pg_class_ownercheck(relid, role);
+#endif
+}
+
+/* 17 gave backends numbers from 0; before, the process array had them */
+static inline int
+idem_proc_number(void)
+{
+#if PG_VERSION_NUM >= 170000
+	return MyProcNumber;
+#else
+	return MyProc->pgprocno;
 #endif
 }
 

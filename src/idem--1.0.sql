@@ -403,6 +403,302 @@ ORDER BY lease_until NULLS FIRST;
 COMMENT ON VIEW idem_uncertain IS
 'operations whose lease has run out and that wait for a decision (idem_resolve), oldest first';
 
+-- Statistics
+
+CREATE TABLE idem_history (
+	minute timestamptz NOT NULL,
+	store oid NOT NULL,
+	store_name text NOT NULL,
+	origin text COLLATE "C" NOT NULL,
+	seconds double precision NOT NULL,
+	claims bigint NOT NULL,
+	executed bigint NOT NULL,
+	suppressed bigint NOT NULL,
+	waits bigint NOT NULL,
+	wait_ms double precision NOT NULL,
+	in_progress bigint NOT NULL,
+	key_reused bigint NOT NULL,
+	too_late bigint NOT NULL,
+	unfinished bigint NOT NULL,
+	released bigint NOT NULL,
+	rolled_back bigint NOT NULL,
+	leases bigint NOT NULL,
+	uncertain bigint NOT NULL,
+	retried bigint NOT NULL,
+	skipped bigint NOT NULL,
+	resolved bigint NOT NULL,
+	PRIMARY KEY (minute, store, origin)
+);
+
+COMMENT ON TABLE idem_history IS
+'counters of each store by the minute, kept 30 days; a minute in which nothing was counted has no row';
+COMMENT ON COLUMN idem_history.minute IS
+'in which the row''s time began';
+COMMENT ON COLUMN idem_history.seconds IS
+'how long the row''s time was, usually 60';
+COMMENT ON COLUMN idem_history.origin IS
+'system identifier and oid of the database that counted';
+
+CREATE FUNCTION idem_stat_counters(required boolean, OUT store oid,
+	OUT claims bigint, OUT executed bigint, OUT suppressed bigint, OUT waits bigint,
+	OUT wait_usecs bigint, OUT in_progress bigint, OUT key_reused bigint, OUT too_late bigint,
+	OUT unfinished bigint, OUT released bigint, OUT rolled_back bigint, OUT leases bigint,
+	OUT uncertain bigint, OUT retried bigint, OUT skipped bigint, OUT resolved bigint,
+	OUT keys_sampled bigint, OUT keys_random bigint, OUT keys_email bigint, OUT wait_usecs_max bigint,
+	OUT stats_reset timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_stat_counters'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_stat_counters(boolean) IS
+'counters of this database''s stores in shared memory, for the views; required: without preload an error and not nothing';
+
+CREATE FUNCTION idem_stat_status(OUT preloaded boolean, OUT tracking boolean, OUT capacity integer,
+	OUT used integer, OUT overflowed bigint, OUT started_from text)
+AS 'MODULE_PATHNAME', 'idem_stat_status'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_stat_status() IS
+'whether there are statistics, how many stores of all databases are counted and can be, and how many answers were not counted since they could not';
+
+CREATE FUNCTION idem_stat_hot_keys(required boolean, OUT store oid, OUT role oid, OUT key text,
+	OUT replays bigint, OUT error bigint, OUT first_replay timestamptz, OUT last_replay timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_stat_hot_keys'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_stat_hot_keys(boolean) IS
+'keys that are replayed most, for the view idem_stat_keys';
+
+CREATE FUNCTION idem_stat_activity(required boolean, OUT pid integer, OUT role oid, OUT store oid,
+	OUT key text, OUT hash integer, OUT waiting boolean, OUT since timestamptz, OUT others integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_stat_activity'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_stat_activity(boolean) IS
+'keys that sessions hold or wait for now, for the views';
+
+CREATE FUNCTION idem_stat_reset(store regclass DEFAULT 'idem_completions')
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_stat_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_stat_reset(regclass) IS
+'lets idem_stat and idem_stat_keys count a store from zero, and returns when; idem_history stays';
+
+CREATE VIEW idem_stat AS
+SELECT store.oid::pg_catalog.regclass AS store,
+	coalesce(c.claims, 0) AS claims,
+	coalesce(c.executed, 0) AS executed,
+	coalesce(c.suppressed, 0) AS suppressed,
+	pg_catalog.round(c.suppressed::numeric / nullif(c.suppressed + c.executed, 0), 4) AS suppression_ratio,
+	coalesce(c.waits, 0) AS waits,
+	coalesce(c.wait_usecs, 0) / 1000.0::double precision AS wait_ms,
+	coalesce(c.wait_usecs_max, 0) / 1000.0::double precision AS wait_ms_max,
+	coalesce(c.in_progress, 0) AS in_progress,
+	coalesce(c.key_reused, 0) AS key_reused,
+	coalesce(c.too_late, 0) AS too_late,
+	coalesce(c.unfinished, 0) AS unfinished,
+	coalesce(c.released, 0) AS released,
+	coalesce(c.rolled_back, 0) AS rolled_back,
+	coalesce(c.leases, 0) AS leases,
+	coalesce(c.uncertain, 0) AS uncertain,
+	coalesce(c.retried, 0) AS retried,
+	coalesce(c.skipped, 0) AS skipped,
+	coalesce(c.resolved, 0) AS resolved,
+	(SELECT s.generations_expired FROM idem_store_status(store.oid) s) AS generations_expired,
+	c.stats_reset
+FROM pg_catalog.pg_constraint con
+JOIN pg_catalog.pg_class store ON store.oid = con.conrelid AND store.relkind = 'p'
+LEFT JOIN idem_stat_counters(true) c ON c.store = store.oid
+WHERE con.conname = 'idem_check' AND con.contype = 'c';
+
+COMMENT ON VIEW idem_stat IS
+'what became of the claims of each store since stats_reset';
+COMMENT ON COLUMN idem_stat.claims IS
+'keys that were claimed or leased and answered, whatever the answer';
+COMMENT ON COLUMN idem_stat.executed IS
+'operations done: completions that committed or were prepared';
+COMMENT ON COLUMN idem_stat.suppressed IS
+'duplicates answered from a completion';
+COMMENT ON COLUMN idem_stat.suppression_ratio IS
+'suppressed / (suppressed + executed)';
+COMMENT ON COLUMN idem_stat.waits IS
+'how often a session waited for another that held the key';
+COMMENT ON COLUMN idem_stat.in_progress IS
+'answers that the operation is in progress: ID002, or status in_progress';
+COMMENT ON COLUMN idem_stat.unfinished IS
+'claims that COMMIT refused with ID006';
+COMMENT ON COLUMN idem_stat.released IS
+'claims and leases that were given up';
+COMMENT ON COLUMN idem_stat.rolled_back IS
+'claims and leases undone by a rollback, an error, the end of the session, or ROLLBACK TO';
+COMMENT ON COLUMN idem_stat.leases IS
+'leases taken, retries included';
+COMMENT ON COLUMN idem_stat.retried IS
+'leases taken over from one that had run out';
+
+CREATE VIEW idem_stat_keys AS
+SELECT k.store::pg_catalog.regclass AS store, k.key, r.rolname AS usename, k.replays, k.error,
+	k.first_replay, k.last_replay
+FROM idem_stat_hot_keys(true) k
+LEFT JOIN pg_catalog.pg_roles r ON r.oid = k.role
+ORDER BY k.replays DESC, k.store, k.key;
+
+COMMENT ON VIEW idem_stat_keys IS
+'keys replayed most often, by user: the true number is between replays - error and replays (Space-Saving)';
+
+CREATE VIEW idem_in_flight AS
+WITH activity AS MATERIALIZED (
+	SELECT * FROM idem_stat_activity(true)
+), waiter AS MATERIALIZED (
+	SELECT w.pid, w.store, w.hash, pg_catalog.pg_blocking_pids(w.pid) AS blockers
+	FROM activity w WHERE w.waiting
+)
+SELECT a.pid, r.rolname AS usename, s.application_name AS application, a.key,
+	a.store::pg_catalog.regclass AS store, a.since, a.others,
+	ARRAY(SELECT w.pid FROM waiter w
+		WHERE a.pid = ANY (w.blockers)
+			AND (a.others > 0 OR (w.store = a.store AND w.hash = a.hash)) ORDER BY w.pid) AS waiting_pids
+FROM activity a
+LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.role
+LEFT JOIN pg_catalog.pg_stat_activity s ON s.pid = a.pid
+WHERE NOT a.waiting
+ORDER BY a.since;
+
+COMMENT ON VIEW idem_in_flight IS
+'claims held now, up to four of each session (others says how many more), and which sessions wait for them';
+
+CREATE VIEW idem_spikes AS
+SELECT h.minute, h.store, h.store_name, h.origin,
+	pg_catalog.round(rate.suppressed::numeric, 1) AS suppressed,
+	pg_catalog.round(base.median::numeric, 1) AS baseline,
+	pg_catalog.round(limits.threshold::numeric, 1) AS threshold
+FROM idem_history h
+CROSS JOIN LATERAL (SELECT h.suppressed * 60 / greatest(h.seconds, 1) AS suppressed) rate
+CROSS JOIN LATERAL (
+	SELECT least(coalesce(pg_catalog.date_part('epoch', h.minute - pg_catalog.min(f.minute)) / 60, 0), 1440)::integer AS minutes
+	FROM idem_history f
+	WHERE f.minute >= h.minute - interval '1 day' AND f.minute < h.minute
+		AND f.store = h.store AND f.origin = h.origin
+) known
+CROSS JOIN LATERAL (
+	WITH earlier AS MATERIALIZED (
+		SELECT t.suppressed * 60 / greatest(t.seconds, 1) AS n
+		FROM idem_history t
+		WHERE t.minute >= h.minute - interval '1 day' AND t.minute < h.minute
+			AND t.store = h.store AND t.origin = h.origin
+	), filled AS MATERIALIZED (
+		SELECT n FROM earlier
+		UNION ALL
+		SELECT 0 FROM pg_catalog.generate_series(1, known.minutes - (SELECT pg_catalog.count(*) FROM earlier))
+	), middle AS MATERIALIZED (
+		SELECT pg_catalog.percentile_cont(0.5) WITHIN GROUP (ORDER BY n) AS median FROM filled
+	)
+	SELECT middle.median,
+		pg_catalog.percentile_cont(0.5) WITHIN GROUP (ORDER BY pg_catalog.abs(filled.n - middle.median)) AS spread
+	FROM filled, middle
+	GROUP BY middle.median
+) base
+CROSS JOIN LATERAL (
+	SELECT greatest(20, 3 * base.median, base.median + 10 * 1.4826 * base.spread) AS threshold
+) limits
+WHERE rate.suppressed > 20 AND known.minutes >= 60 AND rate.suppressed > limits.threshold;
+
+COMMENT ON VIEW idem_spikes IS
+'minutes whose suppressed duplicates exceed 20, 3 times the median, and the median by 10 robust standard deviations, of the store''s minutes in the day before; the first hour of a store never does; ask for a range of minutes';
+
+CREATE VIEW idem_health AS
+WITH status AS MATERIALIZED (
+	SELECT * FROM idem_stat_status()
+), activity AS MATERIALIZED (
+	SELECT a.*, s.state, s.state_change
+	FROM idem_stat_activity(false) a
+	LEFT JOIN pg_catalog.pg_stat_activity s ON s.pid = a.pid
+), stores AS MATERIALIZED (
+	SELECT * FROM idem_stores
+), waiter AS MATERIALIZED (
+	SELECT w.*, pg_catalog.pg_blocking_pids(w.pid) AS blockers
+	FROM activity w
+	WHERE w.waiting AND w.since < pg_catalog.clock_timestamp() - interval '5 seconds'
+	ORDER BY w.since LIMIT 1
+), finding(rank, severity, topic, store, detail, advice) AS (
+	SELECT 5, 'notice', 'statistics', NULL::oid,
+		'idem is not in shared_preload_libraries: nothing is counted',
+		'Add idem to shared_preload_libraries and restart the server.'
+	FROM status WHERE NOT preloaded
+	UNION ALL
+	SELECT 5, 'notice', 'statistics', NULL, 'idem.track is off: nothing is counted',
+		'Set idem.track = on, unless that is meant.'
+	FROM status WHERE preloaded AND NOT tracking
+	UNION ALL
+	SELECT 4, 'warning', 'counters', NULL,
+		pg_catalog.format('%s answers were not counted, %s of %s places for stores are taken', overflowed, used, capacity),
+		'Drop stores that are not needed, in all databases: claims are right all the same, but stores beyond these have no statistics.'
+	FROM status WHERE overflowed > 0
+	UNION ALL
+	SELECT 3, 'warning', 'expiry', NULL, 'no worker: ' || pg_catalog.substr(w.worker, 7),
+		'Start it, or let cron CALL idem_expire(): until then records only accumulate.'
+	FROM (SELECT idem_worker_status() AS worker) w
+	WHERE w.worker LIKE 'none: %' AND NOT pg_catalog.pg_is_in_recovery()
+	UNION ALL
+	SELECT 3, 'warning', 'expiry', s.store, pg_catalog.format('expiry is overdue by %s', pg_catalog.date_trunc('second', s.overdue)),
+		'Look for old transactions, replication slots and locks on the store; CALL idem_expire(store) says what is in the way.'
+	FROM stores s WHERE s.overdue > greatest(interval '1 hour', s.retention / 10) AND NOT pg_catalog.pg_is_in_recovery()
+	UNION ALL
+	SELECT 3, 'warning', 'expiry', s.store, 'expiry cannot go on: ' || s.trouble,
+		'Remove the cause; it is tried again in every round.'
+	FROM stores s WHERE s.trouble IS NOT NULL
+	UNION ALL
+	SELECT 1, 'critical', 'uncertain', u.store, pg_catalog.format('%s leases have run out, the oldest %s ago',
+			pg_catalog.count(*), pg_catalog.date_trunc('second', pg_catalog.max(u.overdue))),
+		'Find out for each row of idem_uncertain whether its effect happened, and call idem_resolve().'
+	FROM idem_uncertain u GROUP BY u.store
+	UNION ALL
+	SELECT 2, 'warning', 'spike', s.store, pg_catalog.format('%s duplicates in a minute, the usual is %s', s.suppressed, s.baseline),
+		'A client or job retries without end: idem_stat_keys shows its keys and user.'
+	FROM (SELECT DISTINCT ON (store) * FROM idem_spikes
+		WHERE minute >= pg_catalog.date_trunc('minute', pg_catalog.clock_timestamp()) - interval '5 minutes'
+		ORDER BY store, minute DESC) s
+	UNION ALL
+	SELECT 2, 'warning', 'waiting', w.store, pg_catalog.format('session %s has waited %s for key %s, blocked by %s',
+			w.pid, pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - w.since), w.key,
+			CASE WHEN 0 = ANY (w.blockers) THEN 'a prepared transaction'
+				ELSE pg_catalog.array_to_string(w.blockers, ', ') END),
+		'Look at the blocking session in pg_stat_activity, or at pg_prepared_xacts; ending it lets the next waiter run the operation.'
+	FROM waiter w
+	UNION ALL
+	SELECT 2, 'warning', 'idle holder', a.store, pg_catalog.format('session %s holds %s and is %s since %s',
+			a.pid, a.key, a.state, pg_catalog.date_trunc('second', a.state_change)),
+		'Its client does something slow or has left inside the transaction: use a lease for work outside the database; idle_in_transaction_session_timeout ends it.'
+	FROM activity a
+	WHERE NOT a.waiting AND a.state LIKE 'idle in transaction%'
+		AND a.state_change < pg_catalog.clock_timestamp() - interval '10 seconds'
+	UNION ALL
+	SELECT 4, 'notice', 'random keys', c.store,
+		pg_catalog.format('%s operations and not one duplicate; most keys are bare random values', c.executed),
+		'A key must name the operation, not the attempt: make it from what the request is about, see idem_key().'
+	FROM idem_stat_counters(false) c
+	WHERE c.executed >= 1000 AND c.suppressed = 0 AND c.keys_random * 2 > c.keys_sampled
+	UNION ALL
+	SELECT 4, 'notice', 'personal data', c.store,
+		pg_catalog.format('%s of %s keys looked at hold an e-mail address', c.keys_email, c.keys_sampled),
+		'Keys are logged and shown in views: use an identifier of the customer instead.'
+	FROM idem_stat_counters(false) c WHERE c.keys_email > 0
+)
+SELECT f.severity, f.topic, f.store::pg_catalog.regclass AS store, f.detail, f.advice
+FROM (
+	SELECT * FROM finding
+	UNION ALL
+	SELECT 9, 'ok', 'all', NULL, 'nothing deserves attention', 'Nothing needs to be done.'
+	WHERE NOT EXISTS (SELECT FROM finding)
+) f
+ORDER BY f.rank, f.topic, f.store;
+
+COMMENT ON VIEW idem_health IS
+'a row for each thing that deserves attention now, the most urgent first, and what to do about it';
+
 -- Keys and fingerprints
 
 CREATE FUNCTION idem_key(VARIADIC parts "any")
@@ -439,4 +735,5 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 SELECT @extschema@.idem_revoke_default_privileges();
 DROP FUNCTION idem_revoke_default_privileges();
 
-GRANT SELECT ON idem_store_state, idem_stores, idem_uncertain TO PUBLIC;
+GRANT SELECT ON idem_store_state, idem_stores, idem_uncertain, idem_history, idem_stat,
+	idem_stat_keys, idem_in_flight, idem_spikes, idem_health TO PUBLIC;

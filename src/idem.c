@@ -3,8 +3,8 @@
  * idem.c
  *	  Module entry: settings and callbacks.
  *
- * idem works without shared_preload_libraries, all but the launcher and its
- * workers: the module is then loaded by the first call of one of its
+ * idem works without shared_preload_libraries, all but statistics, the launcher
+ * and its workers: the module is then loaded by the first call of one of its
  * functions in a session.
  *
  *-------------------------------------------------------------------------
@@ -18,6 +18,7 @@
 
 #include "idem.h"
 #include "pending.h"
+#include "stats.h"
 #include "store.h"
 #include "worker.h"
 
@@ -63,6 +64,7 @@ _PG_init(void)
 							 NULL);
 #endif
 
+	idem_stats_init();
 	idem_launcher_init();
 	MarkGUCPrefixReserved("idem");
 

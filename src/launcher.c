@@ -48,6 +48,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "stats.h"
 #include "worker.h"
 
 /* A database without the extension is visited in one cycle out of so many */
@@ -207,7 +208,7 @@ welcome_callback(XactEvent event, void *arg)
 			if (shared == NULL && OidIsValid(get_extension_oid("idem", true)))
 				ereport(NOTICE,
 						(errmsg("idem is not in \"shared_preload_libraries\""),
-						 errdetail("Everything works but the worker that expires old records."),
+						 errdetail("Everything works but statistics and the worker that expires old records."),
 						 errhint("Add it and restart the server, or CALL idem_expire() from time to time.")));
 			break;
 		case XACT_EVENT_COMMIT:
@@ -322,6 +323,7 @@ list_databases(HTAB *visits)
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
+	idem_stats_forget_databases();
 	CommitTransactionCommand();
 
 	hash_seq_init(&status, visits);

@@ -57,6 +57,7 @@
 #include "lease.h"
 #include "pending.h"
 #include "record.h"
+#include "stats.h"
 #include "store.h"
 #include "wait.h"
 #include "write.h"
@@ -79,7 +80,8 @@
 /* A key, locked and looked up */
 typedef struct LockedKey
 {
-	IdemStore  *store;
+	Oid			relid;			/* of the store */
+	IdemStore  *store;			/* not to be used after a write */
 	LOCKTAG		tag;
 	IdemClaim  *claim;			/* of this transaction, or NULL */
 	IdemRecord	record;
@@ -91,6 +93,7 @@ open_key(Oid store, text *key, LockedKey *lk)
 {
 	uint64		hash;
 
+	lk->relid = store;
 	lk->store = idem_store_open(store, LEASE_PRIVILEGES, RowExclusiveLock);
 	hash = idem_key_hash(store, key);
 	idem_key_locktag(&lk->tag, hash);
@@ -114,6 +117,45 @@ lock_key(Oid store, text *key, LockedKey *lk)
 	}
 	if (lk->record.snapshot_differs)
 		idem_raise_conflict(store, key);
+}
+
+/*
+ * Remember what this change counts for once the transaction commits.
+ */
+static void
+tally(LockedKey *lk, text *key, IdemCounter counter)
+{
+	Oid			store = lk->relid;
+	int			stats = idem_stats_find(store);
+	IdemClaimStatus status;
+
+	if (stats == 0)
+		return;
+	if (lk->claim == NULL)
+		lk->claim = idem_pending_add(store, key, idem_key_hash(store, key));
+	lk->claim->stats = stats;
+	status = lk->claim->status;
+	switch (counter)
+	{
+		case COUNT_LEASES:
+			status.tally.claims++;
+			status.tally.leases++;
+			break;
+		case COUNT_RETRIED:
+			status.tally.retried++;
+			break;
+		case COUNT_EXECUTED:
+			status.tally.executed++;
+			break;
+		case COUNT_RELEASED:
+			status.tally.released++;
+			break;
+		default:
+			Assert(counter == COUNT_RESOLVED);
+			status.tally.resolved++;
+			break;
+	}
+	idem_pending_set(lk->claim, &status);
 }
 
 /*
@@ -250,7 +292,7 @@ take_lease(LockedKey *lk, text *key, const IdemLeaseRequest *lease,
 	TimestampTz now = GetCurrentTimestamp();
 	IdemClaimStatus status;
 	int64		previous = 0;
-	Oid			store = lk->store->relid;
+	Oid			store = lk->relid;
 	pg_uuid_t  *fingerprint;
 
 	if (old->found && !old->nulls[IDEM_TOKEN])
@@ -290,6 +332,9 @@ take_lease(LockedKey *lk, text *key, const IdemLeaseRequest *lease,
 	status = lk->claim->status;
 	status.state = CLAIM_LEASED;
 	idem_pending_set(lk->claim, &status);
+	tally(lk, key, COUNT_LEASES);
+	if (old->found && old->status == IDEM_LEASED)
+		tally(lk, key, COUNT_RETRIED);
 }
 
 /*
@@ -327,17 +372,17 @@ within_retry_window(const IdemRecord *record, const IdemLeaseRequest *lease)
 }
 
 /*
- * Lease "key"; returns an IdemAnswer.  Never raises an error for the state of
- * the key, except 40001.
+ * Lease a key for idem_lease_key(), which counts the answer at *stats.
  */
-int
-idem_lease_key(Oid store, text *key, const IdemLeaseRequest *lease,
-		  TimestampTz deadline, IdemRecord *record)
+static IdemAnswer
+lease_key(Oid store, text *key, const IdemLeaseRequest *lease,
+		  TimestampTz deadline, IdemRecord *record, int *stats)
 {
 	LockedKey	lk;
 	IdemAnswer	answer;
 
 	open_key(store, key, &lk);
+	*stats = idem_stats_find(store);
 	if (lk.claim != NULL && lk.claim->status.state == CLAIM_HELD)
 	{
 		memset(record, 0, sizeof(IdemRecord));
@@ -388,6 +433,22 @@ idem_lease_key(Oid store, text *key, const IdemLeaseRequest *lease,
 			idem_record_make_durable(&lk.record);
 	}
 	*record = lk.record;
+	return answer;
+}
+
+/*
+ * Lease "key"; returns an IdemAnswer.  Never raises an error for the state of
+ * the key, except 40001.
+ */
+int
+idem_lease_key(Oid store, text *key, const IdemLeaseRequest *lease,
+			   TimestampTz deadline, IdemRecord *record)
+{
+	int			stats;
+	IdemAnswer	answer = lease_key(store, key, lease, deadline, record,
+								   &stats);
+
+	idem_stats_answer(stats, store, key, answer);
 	return answer;
 }
 
@@ -486,6 +547,7 @@ idem_complete_lease(Oid store, text *key, int64 token, Datum result,
 	if (lk.claim != NULL && lk.claim->status.state == CLAIM_LEASED)
 		idem_raise_not_claimed(store, key, "lease is not committed yet");
 	complete_and_unlock(&lk, key, result, isnull, written);
+	tally(&lk, key, COUNT_EXECUTED);
 }
 
 /*
@@ -520,6 +582,7 @@ idem_release_lease(Oid store, text *key, int64 token)
 		return false;
 	}
 	release_and_unlock(&lk, key, &written);
+	tally(&lk, key, COUNT_RELEASED);
 	if (lk.claim != NULL && lk.claim->status.state == CLAIM_LEASED)
 	{
 		IdemClaimStatus status = lk.claim->status;
@@ -552,4 +615,5 @@ idem_resolve_key(Oid store, text *key, bool happened, Datum result,
 		complete_and_unlock(&lk, key, result, isnull, written);
 	else
 		release_and_unlock(&lk, key, written);
+	tally(&lk, key, COUNT_RESOLVED);
 }

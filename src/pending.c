@@ -16,6 +16,10 @@
  * claim here happens to its lock, its row and the partition lock in the
  * resource owner and the heap of the same subtransaction.
  *
+ * Each claim carries what it will count for once the transaction ends, and a
+ * rollback to a savepoint takes that back, too.  Counting needs neither memory
+ * nor locks; see stats.c.
+ *
  * Before commit and PREPARE a claim that was neither completed nor released
  * is an error: the work may be half done, and nothing would keep a second
  * run away.  This is only a check; nothing is written at that point.
@@ -29,10 +33,12 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
+#include "activity.h"
 #include "compat.h"
 #include "idem.h"
 #include "key.h"
 #include "pending.h"
+#include "stats.h"
 #include "store.h"
 
 /* Set of claims, found by store and key */
@@ -187,6 +193,7 @@ check_finished(void)
 		if (claim->status.state == CLAIM_HELD)
 		{
 			unfinished = claim;
+			claim->unfinished = true;
 			count++;
 		}
 		else if (claim->status.state == CLAIM_COMPLETED &&
@@ -226,6 +233,44 @@ make_commit_durable(void)
 }
 
 /*
+ * Count what the claims have come to.
+ */
+static void
+count_all(bool committed)
+{
+	claimset_iterator it;
+	ClaimSlot  *slot;
+
+	claimset_start_iterate(claims, &it);
+	while ((slot = claimset_iterate(claims, &it)) != NULL)
+	{
+		IdemClaim  *claim = slot->claim;
+		const IdemTally *tally = &claim->status.tally;
+		int			stats = claim->stats;
+		Oid			store = claim->store;
+		bool		unfinished = claim->unfinished && tally->claims > 0;
+
+		if (stats == 0)
+			continue;
+		if (committed)
+		{
+			idem_stats_add(stats, store, COUNT_EXECUTED, tally->executed);
+			idem_stats_add(stats, store, COUNT_RELEASED, tally->released);
+			idem_stats_add(stats, store, COUNT_LEASES, tally->leases);
+			idem_stats_add(stats, store, COUNT_RETRIED, tally->retried);
+			idem_stats_add(stats, store, COUNT_RESOLVED, tally->resolved);
+		}
+		else
+		{
+			idem_stats_add(stats, store, COUNT_UNFINISHED, unfinished);
+			idem_stats_add(stats, store, COUNT_ROLLED_BACK,
+						   tally->claims - unfinished);
+		}
+	}
+	idem_activity_end();
+}
+
+/*
  * The commit of this transaction must be durable.  (A rollback to a
  * savepoint does not take that back; it does no harm.)
  */
@@ -260,10 +305,30 @@ xact_callback(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
+			if (claims != NULL)
+				count_all(event != XACT_EVENT_ABORT);
 			forget_all();
 			break;
 		default:
 			break;
+	}
+}
+
+/*
+ * Undo one change of a claim that a savepoint took back.
+ */
+static void
+take_back(const UndoEntry *entry)
+{
+	IdemClaim  *claim = entry->claim;
+
+	idem_stats_add(claim->stats, claim->store, COUNT_ROLLED_BACK,
+				   claim->status.tally.claims - entry->was.tally.claims);
+	replace_status(claim, &entry->was);
+	if (claim->status.state == CLAIM_NONE && claim->activity != 0)
+	{
+		idem_activity_drop(claim->activity);
+		claim->activity = 0;
 	}
 }
 
@@ -305,8 +370,7 @@ subxact_callback(SubXactEvent event, SubTransactionId mySubid,
 	{
 		while (undo_used > 0 && undo[undo_used - 1].nest_level >= level)
 		{
-			undo_used--;
-			replace_status(undo[undo_used].claim, &undo[undo_used].was);
+			take_back(&undo[--undo_used]);
 		}
 	}
 }

@@ -20,6 +20,19 @@ typedef enum IdemClaimState
 	CLAIM_LEASED				/* a lease was taken, not yet committed */
 } IdemClaimState;
 
+/*
+ * What statistics make of a claim when its transaction ends, as things stand.
+ */
+typedef struct IdemTally
+{
+	int			claims;			/* rolled back with the transaction */
+	int			executed;
+	int			released;
+	int			leases;
+	int			retried;
+	int			resolved;
+} IdemTally;
+
 /* The part of a claim that a savepoint can take back */
 typedef struct IdemClaimStatus
 {
@@ -30,6 +43,7 @@ typedef struct IdemClaimStatus
 	bool		has_fingerprint;
 	pg_uuid_t	fingerprint;
 	TimestampTz claimed_at;
+	IdemTally	tally;
 } IdemClaimStatus;
 
 typedef struct IdemClaim
@@ -37,6 +51,9 @@ typedef struct IdemClaim
 	Oid			store;
 	uint64		hash;			/* of store and key: the lock's identity */
 	text	   *key;
+	int			stats;			/* where it is counted; see stats.h */
+	int			activity;		/* where it is listed; see activity.h */
+	bool		unfinished;		/* COMMIT was refused because of it */
 	IdemClaimStatus status;		/* change it with idem_pending_set() only */
 } IdemClaim;
 

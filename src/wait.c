@@ -29,8 +29,10 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+#include "activity.h"
 #include "compat.h"
 #include "record.h"
+#include "stats.h"
 #include "store.h"
 #include "wait.h"
 
@@ -39,6 +41,8 @@ typedef struct WaitTarget
 {
 	const LOCKTAG *tag;
 	TransactionId xid;			/* if tag is NULL */
+	Oid			store;			/* for statistics, else InvalidOid */
+	const text *key;
 } WaitTarget;
 
 static LockAcquireResult
@@ -146,6 +150,44 @@ wait_in_subtransaction(const WaitTarget *target, int timeout_ms)
 }
 
 /*
+ * Wait, with a lock_timeout unless that is 0; false if it ran out.  However
+ * the wait ends, statistics know of it.
+ */
+static bool
+timed_wait(const WaitTarget *target, int timeout_ms)
+{
+	TimestampTz start;
+	int			stats;
+	volatile bool success = true;
+
+	if (!OidIsValid(target->store) || !idem_track)
+	{
+		if (timeout_ms > 0)
+			return wait_in_subtransaction(target, timeout_ms);
+		wait_for(target);
+		return true;
+	}
+
+	stats = idem_stats_find(target->store);
+	start = GetCurrentTimestamp();
+	idem_activity_wait(target->store, target->key, start);
+	PG_TRY();
+	{
+		if (timeout_ms > 0)
+			success = wait_in_subtransaction(target, timeout_ms);
+		else
+			wait_for(target);
+	}
+	PG_FINALLY();
+	{
+		idem_activity_waited();
+		idem_stats_wait(stats, target->store, GetCurrentTimestamp() - start);
+	}
+	PG_END_TRY();
+	return success;
+}
+
+/*
  * Wait until the deadline (DT_NOEND: without one); false if it passes.
  */
 static bool
@@ -155,21 +197,14 @@ wait_until(const WaitTarget *target, TimestampTz deadline)
 	int64		ms;
 
 	if (deadline == DT_NOEND)
-	{
-		wait_for(target);
-		return true;
-	}
+		return timed_wait(target, 0);
 
 	now = GetCurrentTimestamp();
 	if (deadline <= now)
 		return false;
 	ms = Min((deadline - now + 999) / 1000, INT_MAX);
-	if (LockTimeout > 0 && LockTimeout <= ms)
-	{
-		wait_for(target);
-		return true;
-	}
-	return wait_in_subtransaction(target, (int) ms);
+	return timed_wait(target, LockTimeout > 0 && LockTimeout <= ms ? 0 :
+					  (int) ms);
 }
 
 /*
@@ -178,7 +213,7 @@ wait_until(const WaitTarget *target, TimestampTz deadline)
 bool
 idem_key_lock_wait(const LOCKTAG *tag, TimestampTz deadline)
 {
-	WaitTarget	target = {tag, InvalidTransactionId};
+	WaitTarget	target = {.tag = tag};
 
 	return wait_until(&target, deadline);
 }
@@ -189,7 +224,7 @@ idem_key_lock_wait(const LOCKTAG *tag, TimestampTz deadline)
 bool
 idem_xact_wait(TransactionId xid, TimestampTz deadline)
 {
-	WaitTarget	target = {NULL, xid};
+	WaitTarget	target = {.xid = xid};
 
 	if (idem_xact_wait_conditional(xid))
 		return true;
@@ -221,6 +256,8 @@ idem_key_lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
 {
 	for (;;)
 	{
+		WaitTarget	target = {.store = (*store)->relid,.key = key};
+
 		CHECK_FOR_INTERRUPTS();
 		if (!idem_key_lock(tag, NULL))
 		{
@@ -232,7 +269,8 @@ idem_key_lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
 				if (is_final(record) && !TransactionIdIsValid(record->in_flux))
 					return KEY_ANSWERED;
 			}
-			if (!idem_key_lock_wait(tag, deadline))
+			target.tag = tag;
+			if (!wait_until(&target, deadline))
 				return KEY_NOT_LOCKED;
 		}
 
@@ -241,7 +279,10 @@ idem_key_lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
 		if (!TransactionIdIsValid(record->in_flux))
 			return KEY_LOCKED;
 		idem_key_unlock(tag);
-		if (!idem_xact_wait(record->in_flux, deadline))
+		target.tag = NULL;
+		target.xid = record->in_flux;
+		if (!idem_xact_wait_conditional(target.xid) &&
+			!wait_until(&target, deadline))
 			return KEY_NOT_LOCKED;
 	}
 }

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * worker.c
- *	  One round of expiry in one database, by a process of its own.
+ *	  One round of expiry in one database, by a process of its own; then the
+ *	  minute's counters are folded into idem_history.
  *
  * The process ends after ROUND_TIME at the latest, counting a step that is
  * cancelled at STEP_TIME: DROP DATABASE, CREATE DATABASE ... TEMPLATE and the
@@ -34,7 +35,9 @@
 #include "bookkeeping.h"
 #include "compat.h"
 #include "expiry.h"
+#include "history.h"
 #include "round.h"
+#include "stats.h"
 #include "worker.h"
 
 /* Milliseconds */
@@ -112,6 +115,7 @@ idem_worker_main(Datum main_arg)
 	end = GetCurrentTimestamp() + ROUND_TIME * INT64CONST(1000);
 
 	begin_step("looking for stores");
+	idem_stats_forget_tables();
 	has_extension = OidIsValid(get_extension_oid("idem", true));
 	if (has_extension)
 	{
@@ -139,5 +143,21 @@ idem_worker_main(Datum main_arg)
 			more = idem_round_step(store, &round);
 			end_step();
 		}
+	}
+
+	if (has_extension)
+	{
+		IdemFold	fold;
+
+		begin_step("folding statistics");
+		MemoryContextSwitchTo(context);
+		idem_history_fold(&fold);
+		end_step();
+		idem_history_folded(&fold);
+
+		begin_step("looking for spikes");
+		MemoryContextSwitchTo(context);
+		idem_history_log_spikes(&fold);
+		end_step();
 	}
 }
