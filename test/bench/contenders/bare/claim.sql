@@ -1,0 +1,4 @@
+\set n random(1, 1000000000000000000)
+BEGIN;
+INSERT INTO invoice (job, amount) VALUES ('order:' || :n, 4200);
+COMMIT;
