@@ -1,0 +1,7 @@
+\set n random(1, 1000000000000000000)
+BEGIN;
+INSERT INTO key_e (key, expires_at)
+VALUES ('order:' || :n, now() + make_interval(secs => :retention)) ON CONFLICT DO NOTHING;
+INSERT INTO invoice (job, amount) VALUES ('order:' || :n, 4200);
+UPDATE key_e SET result = '{"invoice_no": 17}', completed_at = now() WHERE key = 'order:' || :n;
+COMMIT;

@@ -1,0 +1,1 @@
+CALL expire_f(:day, :days)
