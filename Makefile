@@ -9,7 +9,7 @@
 PG_CONFIG ?= pg_config
 export PG_CONFIG
 
-HOUSE = check demo deps lint dist help
+HOUSE = check demo bench deps lint dist help
 
 # Writing into PostgreSQL's directories takes root.  As another user the house
 # asks sudo, unless those directories are the user's own.
@@ -37,6 +37,13 @@ demo:
 	+$(MAKE) --no-print-directory all
 	+$(MAKE_INSTALL)
 	test/with-cluster test/demo/run $(DEMO_ARGS)
+
+#:  bench         idem against hand-written SQL; SIZE=large adds 10 million keys
+bench:
+	test/deps bench
+	+$(MAKE) --no-print-directory all
+	+$(MAKE_INSTALL)
+	test/bench/run $(if $(SIZE),--size $(SIZE)) $(BENCH_ARGS)
 
 #:  deps          install what building and testing need (Debian, Ubuntu)
 deps:

@@ -167,10 +167,10 @@ class Instructions:
     def run(self, server, options):
         done = subprocess.run([HERE / "instructions"], check=True, text=True, stdout=subprocess.PIPE)
         counted = dict(line.rsplit(None, 1) for line in done.stdout.splitlines())
-        for ours, theirs in (("claim and complete", "(b)"), ("replay", "SELECT")):
-            ours_n, theirs_n = int(counted[f"idem: {ours}"]), int(counted[f"{theirs}: {ours}"])
-            yield Figure(self.name, f"{self.work}: {ours}",
-                         {"idem": f"{ours_n:,}", theirs: f"{theirs_n:,}"})
+        for what in dict.fromkeys(name.partition(": ")[2] for name in counted):
+            yield Figure(self.name, f"{self.work}: {what}",
+                         {name.partition(": ")[0]: f"{int(n):,}" for name, n in counted.items()
+                          if name.partition(": ")[2] == what})
 
 
 TABLE = [Waiters(), Track(), Locks(), Memory(), Instructions()]

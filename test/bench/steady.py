@@ -5,6 +5,7 @@ the age that it says, or was loaded with the age that a store which has run for
 long would have it, and expiry does its real steps while claims run.
 """
 
+import re
 import threading
 import time
 from contextlib import nullcontext
@@ -27,10 +28,11 @@ class Growth:
     name, work = "growth", "cost of a claim as the store grows"
 
     def run(self, server, options):
-        for keys in [1_000_000, 10_000_000] if options.size == "large" else [1_000_000]:
-            yield from self.measure(server, options, keys)
+        sizes = [1_000_000, 10_000_000] if options.size == "large" else [1_000_000]
+        for keys in sizes:
+            yield from self.measure(server, options, keys, sizes[-1])
 
-    def measure(self, server, options, keys):
+    def measure(self, server, options, keys, most):
         setup_all(server, "idem", "a", rows=0)
         server.run(
             "SELECT idem_create_store('grown')",
@@ -54,8 +56,7 @@ class Growth:
         millions = f"{keys // 1_000_000} M live keys"
         yield Result(self.name, f"cost of a claim at {millions}", "at an empty store", where(8, "off"),
                      ratio(tps[1], tps[0]), 1.25, at_most=True, section=True,
-                     judges=keys == 10_000_000,
-                     cpu=ratio([s.cpu for s in slices[1]], [s.cpu for s in slices[0]]),
+                     judges=keys == most,
                      sides={"grown": side(slices[0]), "empty": side(slices[1])})
         yield Result(self.name, f"the same of (a), at {millions}", "at an empty table", where(8, "off"),
                      ratio(tps[3], tps[2]),
@@ -98,11 +99,12 @@ class Living:
     label: str
     name: str
     tables: str  # LIKE pattern of the tables' names
+    days: int = 30  # partitions of (f) that a retention has
 
     def load(self, server, keys, retention, start, window):
         """So many live keys at start, an equal number of each age below the retention."""
-        days = 30
-        self.variables = {"retention": retention, "day": retention / days, "days": days, "rows": keys}
+        self.variables = {"retention": retention, "day": retention / self.days, "days": self.days,
+                          "rows": keys}
         if self.name != "idem":
             setup(self.name, start=start, **self.variables)
             return
@@ -136,23 +138,22 @@ class Living:
     def job(self, every):
         if self.name == "idem":  # its worker does that
             return nullcontext()
-        sql = (Contender("", f"{self.name}/expire").path).read_text()
-        for name, value in self.variables.items():
-            sql = sql.replace(f":{name}", str(value))
-        return Job(sql, every)
+        sql = Contender(self.label, f"{self.name}/expire").path.read_text()
+        return Job(re.sub(r":(\w+)", lambda name: str(self.variables[name[1]]), sql), every)
 
     def size(self, server):
         """Rows there are, megabytes of tables and of indexes."""
         return server.ask(
             "SELECT sum((xpath('/row/n/text()', query_to_xml('SELECT count(*) AS n FROM ' || c.oid::regclass,"
             " false, true, '')))[1]::text::bigint)::bigint,"
-            " round(sum(pg_table_size(c.oid)) / 1e6, 1), round(sum(pg_indexes_size(c.oid)) / 1e6, 1)"
+            " round(sum(pg_table_size(c.oid)) / 1e6, 1)::float8,"
+            " round(sum(pg_indexes_size(c.oid)) / 1e6, 1)::float8"
             " FROM pg_class c WHERE relname LIKE %s AND relkind = 'r'", self.tables)
 
 
-def living():
+def living(days=30):
     return (Living("idem", "idem", r"idem\_completions\__"), Living("(e)", "e", "key_e"),
-            Living("(f)", "f", r"key\_f\_%"))
+            Living("(f)", "f", r"key\_f\_%", days))
 
 
 class Settings:
@@ -187,12 +188,12 @@ class Hour:
         kept = int(self.rate * retention)
         with Settings(server, autovacuum_naptime=max(1, round(naptime)), **{"idem.naptime": 1}):
             setup_all(server)
-            for contender in living():
+            for contender in living(days=10):
                 start = time.time() + 3
                 contender.load(server, kept, retention, start, seconds)
                 time.sleep(max(0, start - time.time()))
                 with contender.job(naptime):
-                    pgbench(Contender(contender.label, f"{contender.name}/claim", contender.variables),
+                    pgbench(Contender(contender.label, f"{contender.name}/key", contender.variables),
                             8, "off", "-T", round(seconds), "-R", self.rate)
                 rows, table, indexes = contender.size(server)
                 yield Figure(self.name, f"{contender.label} {self.work}, "
@@ -209,7 +210,7 @@ class Steady:
         keys, seconds, pairs = (10_000_000, 300, 3) if options.size == "large" else (200_000, 30, 1)
         keys, seconds = options.keys or keys, options.window or seconds
         setup_all(server, "e", rows=100_000, start=time.time(), retention=86400)
-        speed = run_slice(server, Contender("(e)", "e/claim", {"retention": 86400}), 8, "off", "-T", 5).tps
+        speed = run_slice(server, Contender("(e)", "e/key", {"retention": 86400}), 8, "off", "-T", 5).tps
         retention = round(1.25 * keys / speed)
         taken = {c.label: [] for c in living()}
         left = {}
@@ -222,7 +223,7 @@ class Steady:
                     say(f"{self.name:9} {contender.label}: {one.tps:.0f}/s, {one.wal:.0f} B WAL; "
                         f"{left[contender.label]}")
                     taken[contender.label].append(one)
-        what = (f"{keys:,} live keys, kept {retention} s; {keys / retention:.0f} expire a second; "
+        what = (f"claim and complete alone, {keys:,} live keys, kept {retention} s; {keys / retention:.0f} expire a second; "
                 f"windows of {seconds} s")
         for label in ("(e)", "(f)"):
             ours, theirs = taken["idem"], taken[label]
@@ -252,7 +253,7 @@ class Steady:
         server.wait_alone()
         cpu, wal = server.cpu(), server.wal()
         with contender.job(every=1):
-            tps, count = pgbench(Contender(contender.label, f"{contender.name}/claim",
+            tps, count = pgbench(Contender(contender.label, f"{contender.name}/key",
                                            contender.variables), 8, "off", "-T", seconds)
         server.wait_alone()
         taken = Slice(tps, 1e6 * (server.cpu() - cpu) / count, (server.wal() - wal) / count, [])

@@ -1,1 +1,1 @@
-CALL expire_f(:day, :days)
+CALL expire_f(:day, :days, now())
