@@ -101,20 +101,19 @@ class Server:
         return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'"))
 
     def children(self):
-        """The server's processes: pid, state and title, which a dead one has no more."""
+        """The server's processes: pid, and title, which one that comes or goes has not."""
         with open(f"/proc/{self.postmaster}/task/{self.postmaster}/children") as f:
             pids = f.read().split()
         for pid in pids:
             try:
-                state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
-                yield int(pid), state, Path("/proc", pid, "cmdline").read_text()
+                yield int(pid), Path("/proc", pid, "cmdline").read_text()
             except (FileNotFoundError, ProcessLookupError):
-                continue
+                yield int(pid), ""
 
     def wait_alone(self):
         """Until the backends of all others have ended and cpu() has them."""
-        while any(state == "Z" or "[local]" in title for pid, state, title in self.children()
-                  if pid != self.conn.info.backend_pid):
+        while any("[local]" in title or not title.startswith("postgres: ")
+                  for pid, title in self.children() if pid != self.conn.info.backend_pid):
             time.sleep(0.002)
 
 

@@ -90,9 +90,9 @@ def figures(found):
 
 def chart(results, base):
     """Bars of throughput against the other side, whiskers for the quartiles."""
+    rows = ("field", "hot", "long", "large", "batch", "bulk", "steady")
     bars = [r for r in results if r.unit == "×" and not r.at_most and r.judges
-            and (r.section or r.row in ("field", "hot", "long", "large", "batch", "bulk"))
-            and r.row != "steady" or (r.row == "steady" and "throughput" in r.work)]
+            and (r.section or r.row in rows) and not r.where.startswith("WAL")]
     with tempfile.TemporaryDirectory() as tmp:
         data = Path(tmp, "bars")
         data.write_text("".join(

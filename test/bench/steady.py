@@ -230,10 +230,10 @@ class Steady:
             sides = {"idem": side(ours), label: side(theirs)}
             judged = label == "(e)"
             cpu = ratio([s.cpu for s in theirs], [s.cpu for s in ours])
-            yield Result(self.name, f"{self.work}: throughput", label, what,
+            yield Result(self.name, self.work, label, f"throughput; {what}",
                          ratio([s.tps for s in ours], [s.tps for s in theirs]),
                          1.5 if judged else None, section=judged, cpu=cpu, sides=sides)
-            yield Result(self.name, f"{self.work}: WAL", label, what,
+            yield Result(self.name, self.work, label, f"WAL; {what}",
                          ratio([s.wal for s in ours], [s.wal for s in theirs]),
                          0.25 if judged else None, at_most=True, section=judged, sides=sides)
         for label, values in left.items():
