@@ -27,6 +27,42 @@
 #define MAX_USECS	(INT64CONST(1) << 62)
 
 /*
+ * The library and the SQL objects can be of different versions: between
+ * installing the files and ALTER EXTENSION UPDATE, and in whatever still has
+ * the old library loaded.  What the C code takes for granted of them is asked
+ * for here.  Types are not: a C function's SQL declaration never changes, a new
+ * one has a new name.
+ */
+void
+idem_check_fits(bool fits)
+{
+	if (!fits)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("SQL objects of extension \"idem\" do not fit its library"),
+				 errdetail("They are of different versions."),
+				 errhint("Run ALTER EXTENSION idem UPDATE and reconnect; where idem is preloaded, restart the server after installing its files.")));
+}
+
+void
+idem_check_nargs(FunctionCallInfo fcinfo, int nargs)
+{
+	idem_check_fits(PG_NARGS() == nargs);
+}
+
+/*
+ * Begin to return a set of rows of "natts" columns.
+ */
+void
+idem_begin_rows(FunctionCallInfo fcinfo, int natts)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	InitMaterializedSRF(fcinfo, 0);
+	idem_check_fits(rsinfo->setDesc->natts == natts);
+}
+
+/*
  * A key that was checked: NULL is 22004, a bad one 22023.
  */
 text *
@@ -50,9 +86,14 @@ idem_arg_key(FunctionCallInfo fcinfo, int n)
 	return idem_check_key_datum(PG_GETARG_DATUM(n), PG_ARGISNULL(n));
 }
 
+/*
+ * The store is the last argument of every function.  To be asked for before
+ * the others are looked at.
+ */
 Oid
 idem_arg_store(FunctionCallInfo fcinfo, int n)
 {
+	idem_check_nargs(fcinfo, n + 1);
 	if (PG_ARGISNULL(n))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -186,9 +227,7 @@ form_row(FunctionCallInfo fcinfo, int natts, Datum *values, bool *nulls)
 	if (!OidIsValid(type))
 		type = get_func_rettype(fcinfo->flinfo->fn_oid);
 	desc = lookup_rowtype_tupdesc(type, -1);
-	if (desc->natts != natts)
-		elog(ERROR, "result type %s has %d columns instead of %d",
-			 format_type_be(type), desc->natts, natts);
+	idem_check_fits(desc->natts == natts);
 	tuple = heap_form_tuple(desc, values, nulls);
 	ReleaseTupleDesc(desc);
 	return HeapTupleGetDatum(tuple);

@@ -16,6 +16,9 @@ struct IdemRecord;
 /* claimed, status, result, completed_at, token, lease_until, checkpoint */
 #define IDEM_OUTCOME_COLUMNS	7
 
+extern void idem_check_fits(bool fits);
+extern void idem_check_nargs(FunctionCallInfo fcinfo, int nargs);
+extern void idem_begin_rows(FunctionCallInfo fcinfo, int natts);
 extern text *idem_check_key_datum(Datum key, bool isnull);
 extern text *idem_arg_key(FunctionCallInfo fcinfo, int n);
 extern Oid	idem_arg_store(FunctionCallInfo fcinfo, int n);

@@ -289,7 +289,7 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 	 * report an absence.
 	 */
 	idem_key_locktag(&tag, claim->hash);
-	if (status.has_row && !idem_key_lock(&tag, NULL))
+	if (status.has_row && !idem_key_lock(&tag))
 		(void) idem_key_lock_wait(&tag, DT_NOEND);
 	idem_record_write(store, key, old.found ? &old : NULL, written);
 	if (status.has_row)

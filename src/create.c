@@ -199,7 +199,7 @@ create_partition(const char *store, const char *schema, const char *name,
 Datum
 idem_create_store(PG_FUNCTION_ARGS)
 {
-	int64		retention = retention_from_interval(fcinfo, 1);
+	int64		retention;
 	int			generations;
 	List	   *names;
 	RangeVar   *rv;
@@ -210,6 +210,8 @@ idem_create_store(PG_FUNCTION_ARGS)
 	char	   *store;
 	char	   *functions;
 
+	idem_check_nargs(fcinfo, 3);
+	retention = retention_from_interval(fcinfo, 1);
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -238,6 +240,11 @@ idem_create_store(PG_FUNCTION_ARGS)
 	schema = get_namespace_name(schema_oid);
 	store = quote_qualified_identifier(schema, rv->relname);
 	functions_schema = idem_extension_schema();
+	if (!OidIsValid(functions_schema))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"idem\" does not exist in this database"),
+				 errhint("Run CREATE EXTENSION idem.")));
 	functions = pstrdup(quote_identifier(get_namespace_name(functions_schema)));
 
 	/* Before there is a table of this name again */
@@ -320,8 +327,8 @@ idem_revoke_default_privileges(PG_FUNCTION_ARGS)
 Datum
 idem_set_retention(PG_FUNCTION_ARGS)
 {
-	int64		retention = retention_from_interval(fcinfo, 0);
 	Oid			store = idem_arg_store(fcinfo, 1);
+	int64		retention = retention_from_interval(fcinfo, 0);
 
 	idem_check_may_write("idem_set_retention()");
 	if (!idem_table_ownercheck(store, GetUserId()))

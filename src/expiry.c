@@ -306,7 +306,7 @@ carry_over_leases(Oid relid, int generation)
 		IdemRecord	record;
 
 		idem_key_locktag(&tag, idem_key_hash(store->relid, key));
-		if (!idem_key_lock(&tag, NULL))
+		if (!idem_key_lock(&tag))
 			continue;
 		store = idem_store_refresh(store);
 		idem_record_find(&store, key, &old);

@@ -53,13 +53,14 @@ PG_FUNCTION_INFO_V1(idem_forget);
 static Datum
 claim(FunctionCallInfo fcinfo, const char *name, bool raise)
 {
+	Oid			store = idem_arg_store(fcinfo, 4);
 	text	   *key = idem_arg_key(fcinfo, 0);
 	Jsonb	   *request = PG_ARGISNULL(1) ? NULL : PG_GETARG_JSONB_P(1);
 	IdemClaimOptions options;
 	IdemRecord	record;
 	IdemAnswer	answer;
 
-	options.store = idem_arg_store(fcinfo, 4);
+	options.store = store;
 	options.deadline = idem_arg_deadline(fcinfo, 2);
 	options.has_first_sent = !PG_ARGISNULL(3);
 	options.first_sent = options.has_first_sent ? PG_GETARG_TIMESTAMPTZ(3) : 0;
@@ -146,6 +147,7 @@ idem_claim_batch(PG_FUNCTION_ARGS)
 	int			nrequests;
 	BatchItem  *items;
 
+	options.store = idem_arg_store(fcinfo, 3);
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -153,7 +155,6 @@ idem_claim_batch(PG_FUNCTION_ARGS)
 				 errhint("Pass an empty array to claim nothing.")));
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false,
 					  TYPALIGN_INT, &keys, &key_nulls, &nkeys);
-	options.store = idem_arg_store(fcinfo, 3);
 	options.deadline = idem_arg_deadline(fcinfo, 2);
 	options.has_first_sent = false;
 	options.first_sent = 0;
@@ -182,7 +183,7 @@ idem_claim_batch(PG_FUNCTION_ARGS)
 	}
 
 	idem_check_may_write("idem_claim_batch()");
-	InitMaterializedSRF(fcinfo, 0);
+	idem_begin_rows(fcinfo, BATCH_COLUMNS);
 
 	qsort(items, nkeys, sizeof(BatchItem), compare_items);
 	for (int i = 0; i < nkeys; i++)
@@ -211,9 +212,9 @@ idem_claim_batch(PG_FUNCTION_ARGS)
  * Complete a claim, or with a token a lease, with a result that is json.
  */
 static Datum
-complete(FunctionCallInfo fcinfo, text *key, Datum result, bool isnull)
+complete(FunctionCallInfo fcinfo, Oid store, text *key, Datum result,
+		 bool isnull)
 {
-	Oid			store = idem_arg_store(fcinfo, 3);
 	IdemRecord	record;
 
 	idem_check_may_write("idem_complete()");
@@ -234,13 +235,14 @@ complete(FunctionCallInfo fcinfo, text *key, Datum result, bool isnull)
 Datum
 idem_complete(PG_FUNCTION_ARGS)
 {
+	Oid			store = idem_arg_store(fcinfo, 3);
 	text	   *key = idem_arg_key(fcinfo, 0);
 	bool		isnull = PG_ARGISNULL(1);
 	Datum		result = (Datum) 0;
 
 	if (!isnull)
 		result = idem_result_from_text(PG_GETARG_TEXT_PP(1));
-	return complete(fcinfo, key, result, isnull);
+	return complete(fcinfo, store, key, result, isnull);
 }
 
 /*
@@ -250,6 +252,7 @@ idem_complete(PG_FUNCTION_ARGS)
 Datum
 idem_complete_any(PG_FUNCTION_ARGS)
 {
+	Oid			store = idem_arg_store(fcinfo, 3);
 	text	   *key = idem_arg_key(fcinfo, 0);
 	bool		isnull = PG_ARGISNULL(1);
 	Datum		result = (Datum) 0;
@@ -257,7 +260,7 @@ idem_complete_any(PG_FUNCTION_ARGS)
 	if (!isnull)
 		result = idem_result_from_value(PG_GETARG_DATUM(1),
 										get_fn_expr_argtype(fcinfo->flinfo, 1));
-	return complete(fcinfo, key, result, isnull);
+	return complete(fcinfo, store, key, result, isnull);
 }
 
 /*
@@ -281,13 +284,14 @@ idem_release(PG_FUNCTION_ARGS)
 Datum
 idem_once(PG_FUNCTION_ARGS)
 {
+	Oid			store = idem_arg_store(fcinfo, 2);
 	text	   *key = idem_arg_key(fcinfo, 0);
 	Jsonb	   *request = PG_ARGISNULL(1) ? NULL : PG_GETARG_JSONB_P(1);
 	IdemClaimOptions options;
 	IdemRecord	record;
 	IdemAnswer	answer;
 
-	options.store = idem_arg_store(fcinfo, 2);
+	options.store = store;
 	options.deadline = idem_deadline_default();
 	options.has_first_sent = false;
 	options.first_sent = 0;
@@ -317,7 +321,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 										AccessShareLock);
 	IdemRecord	record;
 
-	InitMaterializedSRF(fcinfo, 0);
+	idem_begin_rows(fcinfo, IDEM_NCOLUMNS);
 	idem_record_find_mvcc(&store, key, GetActiveSnapshot(), &record);
 	if (record.found)
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,

@@ -177,15 +177,13 @@ idem_is_preloaded(void)
 }
 
 /*
- * Is there a launcher?
+ * Is there a launcher?  Only for a server that has idem preloaded.
  */
 bool
 idem_launcher_running(void)
 {
 	pid_t		pid;
 
-	if (shared == NULL)
-		return false;
 	SpinLockAcquire(&shared->mutex);
 	pid = shared->pid;
 	SpinLockRelease(&shared->mutex);

@@ -116,9 +116,9 @@ Datum
 idem_extend(PG_FUNCTION_ARGS)
 {
 	text	   *key = idem_arg_key(fcinfo, 0);
+	Oid			store = idem_arg_store(fcinfo, 3);
 	int64		token = idem_arg_token(fcinfo, 1);
 	int64		duration = idem_arg_lease(fcinfo, 2);
-	Oid			store = idem_arg_store(fcinfo, 3);
 
 	idem_check_may_write("idem_extend()");
 	PG_RETURN_TIMESTAMPTZ(idem_extend_lease(store, key, token, duration));

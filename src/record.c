@@ -146,6 +146,7 @@ consider(const IdemPartition *part, int generation, TupleTableSlot *slot,
 	value = slot_getattr(slot, part->attnum[IDEM_COMPLETED_AT], &isnull);
 	completed_at = isnull ? DT_NOBEGIN : DatumGetTimestampTz(value);
 	record->count++;
+	record->foreign += !own;
 	if (!beats(status, completed_at, record))
 		return;
 

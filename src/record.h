@@ -19,6 +19,7 @@ struct IdemStore;
 typedef struct IdemRecord
 {
 	int			count;			/* live records; only one should stand */
+	int			foreign;		/* of these, not by this transaction */
 	bool		found;			/* count > 0; what follows is the one that */
 								/* counts */
 	bool		own;			/* written by this transaction */

@@ -46,8 +46,6 @@ idem_result_from_value(Datum value, Oid type)
 		case TEXTOID:
 		case VARCHAROID:
 			return idem_result_from_text(DatumGetTextPP(value));
-		case UNKNOWNOID:
-			return DirectFunctionCall1(json_in, value);
 		case JSONOID:
 			return value;
 		case JSONBOID:

@@ -170,6 +170,7 @@ Datum
 idem_run(PG_FUNCTION_ARGS)
 {
 	text	   *key = idem_arg_key(fcinfo, 0);
+	Oid			store = idem_arg_store(fcinfo, 5);
 	Jsonb	   *request = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
 	IdemClaimOptions options;
 	IdemRecord	record;
@@ -186,7 +187,7 @@ idem_run(PG_FUNCTION_ARGS)
 				 errmsg("handler must not be null"),
 				 errhint("Name a function that takes jsonb, or nothing.")));
 	name = text_to_cstring(PG_GETARG_TEXT_PP(1));
-	options.store = idem_arg_store(fcinfo, 5);
+	options.store = store;
 	options.deadline = idem_arg_deadline(fcinfo, 3);
 	options.has_first_sent = !PG_ARGISNULL(4);
 	options.first_sent = options.has_first_sent ? PG_GETARG_TIMESTAMPTZ(4) : 0;

@@ -75,7 +75,7 @@ idem_stat_counters(PG_FUNCTION_ARGS)
 
 	if (PG_ARGISNULL(0) || PG_GETARG_BOOL(0))
 		check_available();
-	InitMaterializedSRF(fcinfo, 0);
+	idem_begin_rows(fcinfo, COUNT_N + 3);
 	nrows = idem_stats_rows(MyDatabaseId, &rows);
 	for (int i = 0; i < nrows; i++)
 	{
@@ -107,6 +107,7 @@ idem_stat_status(PG_FUNCTION_ARGS)
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	idem_check_fits(desc->natts == lengthof(values));
 	values[0] = BoolGetDatum(idem_stats_available());
 	values[1] = BoolGetDatum(idem_stats_available() && idem_track);
 	values[2] = Int32GetDatum(idem_stats_available() ? IDEM_STATS_CAPACITY : 0);
@@ -130,7 +131,7 @@ idem_stat_hot_keys(PG_FUNCTION_ARGS)
 
 	if (PG_ARGISNULL(0) || PG_GETARG_BOOL(0))
 		check_available();
-	InitMaterializedSRF(fcinfo, 0);
+	idem_begin_rows(fcinfo, 7);
 	nkeys = idem_hotkeys_read(MyDatabaseId, &keys);
 	for (int i = 0; i < nkeys; i++)
 	{
@@ -190,7 +191,7 @@ idem_stat_activity(PG_FUNCTION_ARGS)
 
 	if (PG_ARGISNULL(0) || PG_GETARG_BOOL(0))
 		check_available();
-	InitMaterializedSRF(fcinfo, 0);
+	idem_begin_rows(fcinfo, 8);
 	for (int i = 0; i < idem_activity_slots(); i++)
 	{
 		if (!idem_activity_read(i, a) || a->database != MyDatabaseId)

@@ -33,6 +33,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "arguments.h"
 #include "bookkeeping.h"
 #include "compat.h"
 #include "store.h"
@@ -66,6 +67,7 @@ idem_store_status(PG_FUNCTION_ARGS)
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	idem_check_fits(desc->natts == lengthof(values));
 	idem_state_read(PG_GETARG_OID(0), &state);
 
 	nulls[0] = !state.expires;
@@ -312,7 +314,7 @@ idem_uncertain_records(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	ListCell   *lc;
 
-	InitMaterializedSRF(fcinfo, 0);
+	idem_begin_rows(fcinfo, 7);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
 	foreach(lc, all_stores())

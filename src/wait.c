@@ -69,14 +69,9 @@ acquire(const LOCKTAG *tag, bool dont_wait)
  * idem_key_unlock(), or kept to the end of the (sub)transaction.
  */
 bool
-idem_key_lock(const LOCKTAG *tag, bool *already_held)
+idem_key_lock(const LOCKTAG *tag)
 {
-	LockAcquireResult result = acquire(tag, true);
-
-	if (already_held != NULL)
-		*already_held = result == LOCKACQUIRE_ALREADY_HELD ||
-			result == LOCKACQUIRE_ALREADY_CLEAR;
-	return result != LOCKACQUIRE_NOT_AVAIL;
+	return acquire(tag, true) != LOCKACQUIRE_NOT_AVAIL;
 }
 
 /*
@@ -259,7 +254,7 @@ idem_key_lock_and_find(IdemStore **store, text *key, const LOCKTAG *tag,
 		WaitTarget	target = {.store = (*store)->relid,.key = key};
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_key_lock(tag, NULL))
+		if (!idem_key_lock(tag))
 		{
 			memset(record, 0, sizeof(IdemRecord));
 			if (peek)

@@ -22,7 +22,7 @@ typedef enum IdemKeyState
 	KEY_NOT_LOCKED				/* the deadline has passed */
 } IdemKeyState;
 
-extern bool idem_key_lock(const LOCKTAG *tag, bool *already_held);
+extern bool idem_key_lock(const LOCKTAG *tag);
 extern void idem_key_unlock(const LOCKTAG *tag);
 extern bool idem_key_lock_wait(const LOCKTAG *tag, TimestampTz deadline);
 extern IdemKeyState idem_key_lock_and_find(struct IdemStore **store, text *key,

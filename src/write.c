@@ -448,14 +448,17 @@ is_key_violation(ErrorData *edata, Relation heap, const IdemPartition *part)
  * After a write that could have run triggers: the record must stand there as
  * it was meant to, once, and written by this transaction.  A trigger may have
  * changed other columns; *meant becomes what is stored.
+ *
+ * Where nothing was replaced, a record of somebody else's came meanwhile.
  */
 static void
-verify(IdemStore *store, text *key, IdemRecord *meant)
+verify(IdemStore *store, text *key, bool replaced, IdemRecord *meant)
 {
 	IdemRecord	record;
 
 	idem_record_find(&store, key, &record);
-	if (TransactionIdIsValid(record.in_flux))
+	if (TransactionIdIsValid(record.in_flux) ||
+		(record.foreign > 0 && !replaced))
 		idem_raise_conflict(store->relid, key);
 	if (record.count != 1 || !record.own || record.status != meant->status)
 		ereport(ERROR,
@@ -534,6 +537,6 @@ idem_record_write(IdemStore *store, text *key, IdemRecord *old,
 	if (!part->plain || old != NULL)
 	{
 		CommandCounterIncrement();
-		verify(store, key, record);
+		verify(store, key, old != NULL, record);
 	}
 }
