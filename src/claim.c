@@ -97,7 +97,10 @@ make_good(IdemStore *store, text *key, IdemRecord *old,
 
 	idem_record_init(&record, key, IDEM_RELEASED, claimed_at);
 	record.values[IDEM_ATTEMPTS] = Int32GetDatum(idem_record_attempts(old));
-	idem_record_write(store, key, old->found ? old : NULL, &record);
+	if (old->found)
+		idem_record_replace(store, key, old, &record);
+	else
+		idem_record_insert(store, key, false, &record);
 }
 
 /*
@@ -173,6 +176,7 @@ claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 	status.has_fingerprint = request != NULL;
 	if (request != NULL)
 		idem_fingerprint_compute(request, &status.fingerprint);
+	status.replaces = record->found;
 	status.has_row = idem_pending_locks() >= max_locks_per_xact / 2;
 	if (!status.has_row)
 		status.locked = true;
@@ -243,17 +247,13 @@ held_claim(Oid store, text *key)
 }
 
 /*
- * Write the completion of a key that this transaction has claimed.
- * *written is the record as stored.
+ * Put a completion in the place of the "released" record that the claim has
+ * found, or has made.  One that was found can have been expired since.
  */
-void
-idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
-					IdemRecord *written)
+static void
+complete_released(IdemStore *store, text *key, const IdemClaim *claim,
+				  IdemRecord *written)
 {
-	IdemStore  *store = idem_store_open(storeid, ACL_INSERT | ACL_SELECT,
-										RowExclusiveLock);
-	IdemClaim  *claim = held_claim(storeid, key);
-	IdemClaimStatus status = claim->status;
 	IdemRecord	old;
 	LOCKTAG		tag;
 
@@ -266,21 +266,16 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 		(void) idem_xact_wait(old.in_flux, DT_NOEND);
 		store = idem_store_refresh(store);
 	}
-	if (old.snapshot_differs ||
-		(old.found && old.status != IDEM_RELEASED) ||
-		(status.has_row && !(old.found && old.own)))
-		idem_raise_conflict(storeid, key);
-
-	idem_record_init(written, key, IDEM_COMPLETED, status.claimed_at);
-	written->values[IDEM_ATTEMPTS] =
-		Int32GetDatum(idem_record_attempts(&old) + 1);
-	if (status.has_fingerprint)
+	if (old.snapshot_differs || (old.found && old.status != IDEM_RELEASED) ||
+		(claim->status.has_row && !(old.found && old.own)))
+		idem_raise_conflict(store->relid, key);
+	if (!old.found)
 	{
-		written->values[IDEM_FINGERPRINT] = UUIDPGetDatum(&status.fingerprint);
-		written->nulls[IDEM_FINGERPRINT] = false;
+		idem_record_insert(store, key, false, written);
+		return;
 	}
-	written->values[IDEM_RESULT] = result;
-	written->nulls[IDEM_RESULT] = isnull;
+	idem_record_set(written, IDEM_ATTEMPTS,
+					Int32GetDatum(idem_record_attempts(&old) + 1), false);
 
 	/*
 	 * A claim made good early does without the key's lock, but while its row
@@ -289,11 +284,37 @@ idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
 	 * report an absence.
 	 */
 	idem_key_locktag(&tag, claim->hash);
-	if (status.has_row && !idem_key_lock(&tag))
+	if (claim->status.has_row && !idem_key_lock(&tag))
 		(void) idem_key_lock_wait(&tag, DT_NOEND);
-	idem_record_write(store, key, old.found ? &old : NULL, written);
-	if (status.has_row)
+	idem_record_replace(store, key, &old, written);
+	if (claim->status.has_row)
 		idem_key_unlock(&tag);
+}
+
+/*
+ * Write the completion of a key that this transaction has claimed; "just now"
+ * means that nothing else was done since.  *written is the record as stored.
+ */
+void
+idem_complete_claim(Oid storeid, text *key, Datum result, bool isnull,
+					bool just_now, IdemRecord *written)
+{
+	IdemStore  *store = idem_store_open(storeid, ACL_INSERT | ACL_SELECT,
+										RowExclusiveLock);
+	IdemClaim  *claim = held_claim(storeid, key);
+	IdemClaimStatus status = claim->status;
+
+	idem_record_init(written, key, IDEM_COMPLETED, status.claimed_at);
+	idem_record_set(written, IDEM_ATTEMPTS, Int32GetDatum(1), false);
+	idem_record_set(written, IDEM_FINGERPRINT,
+					UUIDPGetDatum(&status.fingerprint),
+					!status.has_fingerprint);
+	idem_record_set(written, IDEM_RESULT, result, isnull);
+
+	if (status.replaces || status.has_row)
+		complete_released(store, key, claim, written);
+	else
+		idem_record_insert(store, key, !just_now, written);
 
 	status.state = CLAIM_COMPLETED;
 	if (status.tally.claims > status.tally.executed + status.tally.released)

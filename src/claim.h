@@ -27,7 +27,8 @@ extern TimestampTz idem_deadline_default(void);
 extern int	idem_claim_key(const IdemClaimOptions *options, text *key,
 						   Jsonb *request, struct IdemRecord *record);
 extern void idem_complete_claim(Oid store, text *key, Datum result,
-								bool isnull, struct IdemRecord *written);
+								bool isnull, bool just_now,
+								struct IdemRecord *written);
 extern bool idem_find_own_completion(Oid store, text *key,
 									 struct IdemRecord *record);
 extern bool idem_release_claim(Oid store, text *key);

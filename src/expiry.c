@@ -319,7 +319,7 @@ carry_over_leases(Oid relid, int generation)
 		if (old.status == IDEM_LEASED && old.generation == generation)
 		{
 			record = old;
-			idem_record_write(store, key, &old, &record);
+			idem_record_replace(store, key, &old, &record);
 			store = idem_store_open_unchecked(relid, RowExclusiveLock);
 			moved = true;
 		}

@@ -219,7 +219,7 @@ complete(FunctionCallInfo fcinfo, Oid store, text *key, Datum result,
 
 	idem_check_may_write("idem_complete()");
 	if (PG_ARGISNULL(2))
-		idem_complete_claim(store, key, result, isnull, &record);
+		idem_complete_claim(store, key, result, isnull, false, &record);
 	else
 		idem_complete_lease(store, key, PG_GETARG_INT64(2), result, isnull,
 							&record);
@@ -303,7 +303,7 @@ idem_once(PG_FUNCTION_ARGS)
 		idem_raise_answer(answer, options.store, key, &record);
 		PG_RETURN_BOOL(false);
 	}
-	idem_complete_claim(options.store, key, (Datum) 0, true, &record);
+	idem_complete_claim(options.store, key, (Datum) 0, true, true, &record);
 	PG_RETURN_BOOL(true);
 }
 

@@ -164,8 +164,10 @@ tally(LockedKey *lk, text *key, IdemCounter counter)
 static void
 write_and_unlock(LockedKey *lk, text *key, IdemRecord *successor)
 {
-	idem_record_write(lk->store, key,
-					  lk->record.found ? &lk->record : NULL, successor);
+	if (lk->record.found)
+		idem_record_replace(lk->store, key, &lk->record, successor);
+	else
+		idem_record_insert(lk->store, key, false, successor);
 	idem_key_unlock(&lk->tag);
 }
 

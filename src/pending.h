@@ -40,6 +40,7 @@ typedef struct IdemClaimStatus
 	int			nest_level;		/* of the subtransaction that set it */
 	bool		locked;			/* the key's lock is held */
 	bool		has_row;		/* made good early by an uncommitted row */
+	bool		replaces;		/* a released record was there */
 	bool		has_fingerprint;
 	pg_uuid_t	fingerprint;
 	TimestampTz claimed_at;

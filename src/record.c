@@ -23,7 +23,8 @@
  * Locks: AccessShareLock on each partition and its index, one after the
  * other, released as soon as what was found has been copied out, so that a
  * transaction of many claims stays within its fast-path slots.  Nothing else
- * is waited for while one is held.
+ * is waited for while one is held.  Only idem_record_appeared() passes over
+ * an empty partition without a lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,6 +43,7 @@
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -328,6 +330,76 @@ idem_record_find(IdemStore **store, text *key, IdemRecord *record)
 	if (!TransactionIdIsValid(record->in_flux) &&
 		!(record->found && is_final(record->status)))
 		record->in_flux = record->insert_in_flux;
+}
+
+/*
+ * Has this generation no block at all?  Asked without a lock on it: other
+ * than a look-up this does not wait for whoever is truncating or rewriting
+ * the partition.  "false" means nothing.
+ *
+ * The file that is looked at is the one by the invalidations accepted so far.
+ * If another has taken its place, that is announced before it is cut off, so
+ * one that was cut off is noticed by accepting invalidations afterwards.  The
+ * lock that the caller holds on the store keeps the partition from being
+ * dropped.
+ */
+static bool
+has_no_block(const IdemStore *store, int generation)
+{
+	Relation	heap = RelationIdGetRelation(store->part[generation].relid);
+	BlockNumber nblocks;
+
+	if (!RelationIsValid(heap))
+		return false;
+	nblocks = RelationGetNumberOfBlocks(heap);
+	RelationClose(heap);
+	if (nblocks > 0)
+		return false;
+	pg_read_barrier();
+	AcceptInvalidationMessages();
+	return idem_store_unchanged(store);
+}
+
+/*
+ * Has a record of "key" come into a generation other than the current one,
+ * where the unique index will tell?  For a writer that has found none before,
+ * and holds the key's lock and one on the current partition: rows written
+ * without the key's lock are noticed if they are there by now.  *in_flux is
+ * the xid of an open transaction that is writing one.
+ *
+ * *store is replaced if it has changed; the answer is of no use if that has
+ * another current generation.
+ */
+bool
+idem_record_appeared(IdemStore **store, text *key, TransactionId *in_flux)
+{
+	Snapshot	snapshot = NULL;
+	IdemRecord	record;
+	int			generation = 0;
+
+	if (IsolationUsesXactSnapshot())
+		snapshot = RegisterSnapshot(GetTransactionSnapshot());
+
+	memset(&record, 0, sizeof(IdemRecord));
+	while (generation < (*store)->nparts)
+	{
+		if (generation == (*store)->current ||
+			has_no_block(*store, generation) ||
+			find_in_generation(*store, generation, key, snapshot, &record))
+			generation++;
+		else
+		{
+			*store = idem_store_refresh(*store);
+			memset(&record, 0, sizeof(IdemRecord));
+			generation = 0;
+		}
+	}
+
+	if (snapshot != NULL)
+		UnregisterSnapshot(snapshot);
+
+	*in_flux = record.found ? InvalidTransactionId : record.insert_in_flux;
+	return record.found || record.snapshot_differs;
 }
 
 /*

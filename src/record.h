@@ -40,6 +40,8 @@ typedef struct IdemRecord
 
 extern void idem_record_find(struct IdemStore **store, text *key,
 							 IdemRecord *record);
+extern bool idem_record_appeared(struct IdemStore **store, text *key,
+								 TransactionId *in_flux);
 extern void idem_record_find_mvcc(struct IdemStore **store, text *key,
 								  Snapshot snapshot, IdemRecord *record);
 extern void idem_record_init(IdemRecord *record, text *key, int status,

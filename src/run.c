@@ -221,7 +221,8 @@ idem_run(PG_FUNCTION_ARGS)
 	{
 		if (!isnull)
 			result = idem_result_from_value(result, handler.result_type);
-		idem_complete_claim(options.store, key, result, isnull, &record);
+		idem_complete_claim(options.store, key, result, isnull, false,
+							&record);
 	}
 	else if (!idem_find_own_completion(options.store, key, &record))
 		answer = ANSWER_RELEASED;

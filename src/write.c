@@ -47,12 +47,14 @@
 #include "utils/rel.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "answer.h"
 #include "compat.h"
 #include "idem.h"
 #include "record.h"
 #include "store.h"
+#include "wait.h"
 #include "write.h"
 
 /* What the executor needs to change rows of one partition */
@@ -505,31 +507,16 @@ put(IdemStore *store, Relation heap, text *key, const IdemRecord *old,
 }
 
 /*
- * Write the record of "key": new, or in the place of "old".  The caller
- * holds the key's lock, or "old" is an uncommitted row of its own.
- *
- * All of record->values but the generation and record->status are set by the
- * caller; afterwards *record is what is stored.  "store" may be freed: do not
- * use it afterwards.
+ * Write "record", with the current generation locked; the end of the two
+ * functions below.
  */
-void
-idem_record_write(IdemStore *store, text *key, IdemRecord *old,
-				  IdemRecord *record)
+static void
+write_record(IdemStore *store, text *key, const IdemRecord *old,
+			 IdemRecord *record)
 {
-	const IdemPartition *part;
-	Relation	heap;
+	const IdemPartition *part = &store->part[store->current];
+	Relation	heap = table_open(part->relid, NoLock);
 
-	if (old != NULL)
-	{
-		idem_record_delete(&store, key, old, 1);
-		/* An own row is changed by a later command than made it */
-		CommandCounterIncrement();
-		find_locked(&store, key, old);
-	}
-
-	store = lock_current_generation(store);
-	part = &store->part[store->current];
-	heap = table_open(part->relid, NoLock);
 	if (!put(store, heap, key, old, record))
 		idem_raise_conflict(store->relid, key);
 	table_close(heap, NoLock);
@@ -539,4 +526,52 @@ idem_record_write(IdemStore *store, text *key, IdemRecord *old,
 		CommandCounterIncrement();
 		verify(store, key, old != NULL, record);
 	}
+}
+
+/*
+ * Insert the record of a key that has none.  The caller holds the key's lock
+ * and has looked; with "look_again", not just now.
+ *
+ * All of record->values but the generation and record->status are set by the
+ * caller; afterwards *record is what is stored.  "store" may be freed: do not
+ * use it afterwards.
+ */
+void
+idem_record_insert(IdemStore *store, text *key, bool look_again,
+				   IdemRecord *record)
+{
+	store = lock_current_generation(store);
+	while (look_again)
+	{
+		int			current = store->current;
+		TransactionId in_flux;
+
+		if (idem_record_appeared(&store, key, &in_flux))
+			idem_raise_conflict(store->relid, key);
+		if (TransactionIdIsValid(in_flux))
+			(void) idem_xact_wait(in_flux, DT_NOEND);
+		look_again = TransactionIdIsValid(in_flux);
+		if (store->current != current)
+		{
+			store = lock_current_generation(store);
+			look_again = true;
+		}
+	}
+	write_record(store, key, NULL, record);
+}
+
+/*
+ * Write the record of "key" in the place of "old", likewise.  The caller
+ * holds the key's lock, or "old" is an uncommitted row of its own.
+ */
+void
+idem_record_replace(IdemStore *store, text *key, IdemRecord *old,
+					IdemRecord *record)
+{
+	idem_record_delete(&store, key, old, 1);
+	/* An own row is changed by a later command than made it */
+	CommandCounterIncrement();
+	find_locked(&store, key, old);
+	store = lock_current_generation(store);
+	write_record(store, key, old, record);
 }

@@ -11,9 +11,11 @@
 struct IdemStore;
 struct IdemRecord;
 
-extern void idem_record_write(struct IdemStore *store, text *key,
-							  struct IdemRecord *old,
-							  struct IdemRecord *record);
+extern void idem_record_insert(struct IdemStore *store, text *key,
+							   bool look_again, struct IdemRecord *record);
+extern void idem_record_replace(struct IdemStore *store, text *key,
+								struct IdemRecord *old,
+								struct IdemRecord *record);
 extern void idem_record_delete(struct IdemStore **store, text *key,
 							   struct IdemRecord *record, int keep);
 
