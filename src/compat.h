@@ -48,6 +48,16 @@ idem_index_beginscan(Relation heap, Relation index, Snapshot snapshot)
 #endif
 }
 
+static inline IndexScanDesc
+idem_index_beginscan_bitmap(Relation index, Snapshot snapshot)
+{
+#if PG_VERSION_NUM >= 180000
+	return index_beginscan_bitmap(index, snapshot, NULL, 1);
+#else
+	return index_beginscan_bitmap(index, snapshot, 1);
+#endif
+}
+
 /* 17 lets an access method (BRIN) keep state over many inserts */
 static inline void
 idem_index_insert_cleanup(Relation index, struct IndexInfo *info)

@@ -23,8 +23,7 @@
  * Locks: AccessShareLock on each partition and its index, one after the
  * other, released as soon as what was found has been copied out, so that a
  * transaction of many claims stays within its fast-path slots.  Nothing else
- * is waited for while one is held.  Only idem_record_appeared() passes over
- * an empty partition without a lock.
+ * is waited for while one is held.  Only has_no_entry() locks an index alone.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,12 +37,12 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "executor/tuptable.h"
+#include "nodes/tidbitmap.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -333,31 +332,45 @@ idem_record_find(IdemStore **store, text *key, IdemRecord *record)
 }
 
 /*
- * Has this generation no block at all?  Asked without a lock on it: other
- * than a look-up this does not wait for whoever is truncating or rewriting
- * the partition.  "false" means nothing.
+ * Does the index of a generation have no entry of "key", whatever has become
+ * of the row?  "false" means nothing.
  *
- * The file that is looked at is the one by the invalidations accepted so far.
- * If another has taken its place, that is announced before it is cut off, so
- * one that was cut off is noticed by accepting invalidations afterwards.  The
- * lock that the caller holds on the store keeps the partition from being
- * dropped.
+ * No lock on the partition is needed for that.  Whatever puts another file in
+ * the place of the partition's (TRUNCATE, VACUUM FULL) also replaces the file
+ * of the index, under an AccessExclusiveLock on the index that is held to the
+ * end of its transaction.  REINDEX CONCURRENTLY, which waits for locks on the
+ * partition, can retire an index while it is read here, but not before it was
+ * seen to be the store's with its lock held: entries it does not get any more
+ * are later than that.
  */
 static bool
-has_no_block(const IdemStore *store, int generation)
+has_no_entry(const IdemStore *store, int generation, text *key)
 {
-	Relation	heap = RelationIdGetRelation(store->part[generation].relid);
-	BlockNumber nblocks;
+	Oid			relid = store->part[generation].key_index;
+	Relation	index;
+	IndexScanDesc scan;
+	ScanKeyData skey;
+	TIDBitmap  *entries;
+	bool		result;
 
-	if (!RelationIsValid(heap))
+	LockRelationOid(relid, AccessShareLock);
+	if (!idem_store_unchanged(store))
+	{
+		UnlockRelationOid(relid, AccessShareLock);
 		return false;
-	nblocks = RelationGetNumberOfBlocks(heap);
-	RelationClose(heap);
-	if (nblocks > 0)
-		return false;
-	pg_read_barrier();
-	AcceptInvalidationMessages();
-	return idem_store_unchanged(store);
+	}
+	index = index_open(relid, NoLock);
+	scan = idem_index_beginscan_bitmap(index, SnapshotAny);
+	ScanKeyInit(&skey, 1, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(key));
+	index_rescan(scan, &skey, 1, NULL, 0);
+	entries = tbm_create(64 * 1024, NULL);
+	(void) index_getbitmap(scan, entries);
+	result = tbm_is_empty(entries);
+	tbm_free(entries);
+	index_endscan(scan);
+	index_close(index, AccessShareLock);
+	return result;
 }
 
 /*
@@ -384,7 +397,7 @@ idem_record_appeared(IdemStore **store, text *key, TransactionId *in_flux)
 	while (generation < (*store)->nparts)
 	{
 		if (generation == (*store)->current ||
-			has_no_block(*store, generation) ||
+			has_no_entry(*store, generation, key) ||
 			find_in_generation(*store, generation, key, snapshot, &record))
 			generation++;
 		else
