@@ -91,16 +91,19 @@ idem_check_may_write(const char *function)
  */
 static void
 make_good(IdemStore *store, text *key, IdemRecord *old,
-		  TimestampTz claimed_at)
+		  IdemClaimStatus *status)
 {
 	IdemRecord	record;
 
-	idem_record_init(&record, key, IDEM_RELEASED, claimed_at);
+	idem_record_init(&record, key, IDEM_RELEASED, status->claimed_at);
 	record.values[IDEM_ATTEMPTS] = Int32GetDatum(idem_record_attempts(old));
 	if (old->found)
 		idem_record_replace(store, key, old, &record);
 	else
 		idem_record_insert(store, key, false, &record);
+	status->has_row = true;
+	status->row_generation = record.generation;
+	status->row_tid = record.tid;
 }
 
 /*
@@ -177,12 +180,12 @@ claim_key(const IdemClaimOptions *options, text *key, Jsonb *request,
 	if (request != NULL)
 		idem_fingerprint_compute(request, &status.fingerprint);
 	status.replaces = record->found;
-	status.has_row = idem_pending_locks() >= max_locks_per_xact / 2;
-	if (!status.has_row)
+	status.has_row = false;
+	if (idem_pending_locks() < max_locks_per_xact / 2)
 		status.locked = true;
 	else
 	{
-		make_good(store, key, record, status.claimed_at);
+		make_good(store, key, record, &status);
 		idem_key_unlock(&tag);
 	}
 	if (*stats != 0)
@@ -251,11 +254,23 @@ held_claim(Oid store, text *key)
  * found, or has made.  One that was found can have been expired since.
  */
 static void
-complete_released(IdemStore *store, text *key, const IdemClaim *claim,
+complete_released(IdemStore *store, text *key, IdemClaim *claim,
 				  IdemRecord *written)
 {
 	IdemRecord	old;
 	LOCKTAG		tag;
+
+	/*
+	 * A claim made good early does without the key's lock, but while its row
+	 * is replaced nobody may be in the middle of a look-up: a scan that has
+	 * passed the new version's place and then finds the old one dead would
+	 * report an absence.
+	 */
+	idem_key_locktag(&tag, claim->hash);
+	if (claim->status.has_row && !claim->status.replaces &&
+		idem_record_update_own(&store, key, &tag, claim->status.row_generation,
+							   &claim->status.row_tid, written))
+		return;
 
 	/* Look again: rows can be written without the key's lock */
 	for (;;)
@@ -277,13 +292,6 @@ complete_released(IdemStore *store, text *key, const IdemClaim *claim,
 	idem_record_set(written, IDEM_ATTEMPTS,
 					Int32GetDatum(idem_record_attempts(&old) + 1), false);
 
-	/*
-	 * A claim made good early does without the key's lock, but while its row
-	 * is replaced nobody may be in the middle of a look-up: a scan that has
-	 * passed the new version's place and then finds the old one dead would
-	 * report an absence.
-	 */
-	idem_key_locktag(&tag, claim->hash);
 	if (claim->status.has_row && !idem_key_lock(&tag))
 		(void) idem_key_lock_wait(&tag, DT_NOEND);
 	idem_record_replace(store, key, &old, written);

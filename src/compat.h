@@ -58,6 +58,13 @@ idem_index_beginscan_bitmap(Relation index, Snapshot snapshot)
 #endif
 }
 
+/* 16 tells BRIN from indexes that need an entry for every version of a row */
+#if PG_VERSION_NUM < 160000
+typedef bool TU_UpdateIndexes;
+#define TU_None			false
+#define TU_All			true
+#endif
+
 /* 17 lets an access method (BRIN) keep state over many inserts */
 static inline void
 idem_index_insert_cleanup(Relation index, struct IndexInfo *info)

@@ -9,6 +9,7 @@
 #define IDEM_PENDING_H
 
 #include "datatype/timestamp.h"
+#include "storage/itemptr.h"
 #include "storage/lock.h"
 #include "utils/uuid.h"
 
@@ -40,6 +41,8 @@ typedef struct IdemClaimStatus
 	int			nest_level;		/* of the subtransaction that set it */
 	bool		locked;			/* the key's lock is held */
 	bool		has_row;		/* made good early by an uncommitted row */
+	int			row_generation; /* ... here */
+	ItemPointerData row_tid;
 	bool		replaces;		/* a released record was there */
 	bool		has_fingerprint;
 	pg_uuid_t	fingerprint;

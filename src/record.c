@@ -374,17 +374,18 @@ has_no_entry(const IdemStore *store, int generation, text *key)
 }
 
 /*
- * Has a record of "key" come into a generation other than the current one,
- * where the unique index will tell?  For a writer that has found none before,
- * and holds the key's lock and one on the current partition: rows written
- * without the key's lock are noticed if they are there by now.  *in_flux is
- * the xid of an open transaction that is writing one.
+ * Has a record of "key" come into any generation "but" the one where the
+ * unique index will tell?  For a writer that has found none before, and has
+ * locked that partition: rows written without the key's lock are noticed if
+ * they are there by now.  *in_flux is the xid of an open transaction that is
+ * writing one.
  *
- * *store is replaced if it has changed; the answer is of no use if that has
- * another current generation.
+ * *store is replaced if it has changed, which can mean that another
+ * generation is current.
  */
 bool
-idem_record_appeared(IdemStore **store, text *key, TransactionId *in_flux)
+idem_record_appeared(IdemStore **store, text *key, int but,
+					 TransactionId *in_flux)
 {
 	Snapshot	snapshot = NULL;
 	IdemRecord	record;
@@ -396,7 +397,7 @@ idem_record_appeared(IdemStore **store, text *key, TransactionId *in_flux)
 	memset(&record, 0, sizeof(IdemRecord));
 	while (generation < (*store)->nparts)
 	{
-		if (generation == (*store)->current ||
+		if (generation == but ||
 			has_no_entry(*store, generation, key) ||
 			find_in_generation(*store, generation, key, snapshot, &record))
 			generation++;

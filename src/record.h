@@ -41,7 +41,7 @@ typedef struct IdemRecord
 extern void idem_record_find(struct IdemStore **store, text *key,
 							 IdemRecord *record);
 extern bool idem_record_appeared(struct IdemStore **store, text *key,
-								 TransactionId *in_flux);
+								 int but, TransactionId *in_flux);
 extern void idem_record_find_mvcc(struct IdemStore **store, text *key,
 								  Snapshot snapshot, IdemRecord *record);
 extern void idem_record_init(IdemRecord *record, text *key, int status,

@@ -268,10 +268,10 @@ find_indexes(Relation rel, Oid root, IdemPartition *part)
 /*
  * Check one partition and describe it.
  *
- * It is "plain" if a row can be put there by the table and index access
- * methods alone, skipping nothing that the executor would have done: no row
- * trigger on INSERT, no constraint but idem's own, no column of the owner's,
- * and only the three kinds of indexes that are known.
+ * It is "plain" if a row can be put there or updated by the table and index
+ * access methods alone, skipping nothing that the executor would have done: no
+ * row trigger on INSERT or UPDATE, no constraint but idem's own, no column of
+ * the owner's, and only the three kinds of indexes that are known.
  */
 static void
 describe_partition(Oid relid, Oid root, IdemPartition *part, int *generations)
@@ -296,7 +296,8 @@ describe_partition(Oid relid, Oid root, IdemPartition *part, int *generations)
 	/* Opening an index can rebuild what "rel" points to, so not earlier */
 	triggers = rel->trigdesc;
 	part->plain &= triggers == NULL ||
-		!(triggers->trig_insert_before_row || triggers->trig_insert_after_row);
+		!(triggers->trig_insert_before_row || triggers->trig_insert_after_row ||
+		  triggers->trig_update_before_row || triggers->trig_update_after_row);
 
 	constr = RelationGetDescr(rel)->constr;
 	if (constr != NULL)

@@ -11,7 +11,7 @@
  * whose row stays.  With the lock held, invalidations are accepted and the
  * current generation is asked for again, until both agree.
  *
- * A plain partition (see store.c) is written to directly by table and index
+ * A plain partition (see structure.c) is written to directly by table and index
  * access methods; that is the common case.  Where there are triggers,
  * constraints, columns or indexes of the owner's, and for every update and
  * delete, the executor's simple-relation path does what an SQL statement
@@ -40,6 +40,7 @@
 #include "nodes/execnodes.h"
 #include "nodes/makefuncs.h"
 #include "rewrite/rewriteHandler.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
@@ -150,14 +151,31 @@ insert_index_entry(Relation heap, Oid indexid, Datum value, bool isnull,
 }
 
 /*
- * Insert into a plain partition: one heap tuple and its index entries.
+ * The index entries of a row just stored in a plain partition.
  */
 static void
-insert_directly(Relation heap, const IdemPartition *part, int generation,
-				const IdemRecord *record)
+insert_index_entries(Relation heap, const IdemPartition *part,
+					 const IdemRecord *record, ItemPointer tid)
 {
 	const Datum *values = record->values;
 	const bool *nulls = record->nulls;
+
+	insert_index_entry(heap, part->key_index, values[IDEM_KEY], false, tid,
+					   UNIQUE_CHECK_YES);
+	insert_index_entry(heap, part->time_index, values[IDEM_COMPLETED_AT],
+					   nulls[IDEM_COMPLETED_AT], tid, UNIQUE_CHECK_NO);
+	if (record->status == IDEM_LEASED)
+		insert_index_entry(heap, part->lease_index, values[IDEM_LEASE_UNTIL],
+						   nulls[IDEM_LEASE_UNTIL], tid, UNIQUE_CHECK_NO);
+}
+
+/*
+ * A slot that holds nothing but our columns.
+ */
+static TupleTableSlot *
+make_slot(Relation heap, const IdemPartition *part, int generation,
+		  const IdemRecord *record)
+{
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(heap),
 													&TTSOpsVirtual);
 
@@ -165,16 +183,42 @@ insert_directly(Relation heap, const IdemPartition *part, int generation,
 	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts);
 	set_columns(slot, part, generation, record);
 	ExecStoreVirtualTuple(slot);
-	simple_table_tuple_insert(heap, slot);
+	return slot;
+}
 
-	insert_index_entry(heap, part->key_index, values[IDEM_KEY], false,
-					   &slot->tts_tid, UNIQUE_CHECK_YES);
-	insert_index_entry(heap, part->time_index, values[IDEM_COMPLETED_AT],
-					   nulls[IDEM_COMPLETED_AT], &slot->tts_tid,
-					   UNIQUE_CHECK_NO);
-	if (record->status == IDEM_LEASED)
-		insert_index_entry(heap, part->lease_index, values[IDEM_LEASE_UNTIL],
-						   nulls[IDEM_LEASE_UNTIL], &slot->tts_tid,
+/*
+ * Insert into a plain partition: one heap tuple and its index entries.
+ */
+static void
+insert_directly(Relation heap, const IdemPartition *part, int generation,
+				IdemRecord *record)
+{
+	TupleTableSlot *slot = make_slot(heap, part, generation, record);
+
+	simple_table_tuple_insert(heap, slot);
+	insert_index_entries(heap, part, record, &slot->tts_tid);
+	record->generation = generation;
+	record->tid = slot->tts_tid;
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+/*
+ * Update a row of a plain partition that this transaction has written.
+ */
+static void
+update_directly(Relation heap, const IdemPartition *part, int generation,
+				ItemPointer tid, const IdemRecord *record)
+{
+	TupleTableSlot *slot = make_slot(heap, part, generation, record);
+	TU_UpdateIndexes which;
+
+	simple_table_tuple_update(heap, tid, slot, GetActiveSnapshot(), &which);
+	if (which == TU_All)
+		insert_index_entries(heap, part, record, &slot->tts_tid);
+	else if (which != TU_None)
+		insert_index_entry(heap, part->time_index,
+						   record->values[IDEM_COMPLETED_AT],
+						   record->nulls[IDEM_COMPLETED_AT], &slot->tts_tid,
 						   UNIQUE_CHECK_NO);
 	ExecDropSingleTupleTableSlot(slot);
 }
@@ -478,7 +522,7 @@ verify(IdemStore *store, text *key, bool replaced, IdemRecord *meant)
  */
 static bool
 put(IdemStore *store, Relation heap, text *key, const IdemRecord *old,
-	const IdemRecord *record)
+	IdemRecord *record)
 {
 	MemoryContext context = CurrentMemoryContext;
 	const IdemPartition *part = &store->part[store->current];
@@ -529,6 +573,29 @@ write_record(IdemStore *store, text *key, const IdemRecord *old,
 }
 
 /*
+ * Lock the current generation, which will take the record of "key", and look
+ * into all but that, or "but", for one that came since the caller looked.
+ */
+static IdemStore *
+lock_and_look_again(IdemStore *store, text *key, int but)
+{
+	TransactionId in_flux;
+	int			current;
+
+	do
+	{
+		store = lock_current_generation(store);
+		current = store->current;
+		if (idem_record_appeared(&store, key, but == -1 ? current : but,
+								 &in_flux))
+			idem_raise_conflict(store->relid, key);
+		if (TransactionIdIsValid(in_flux))
+			(void) idem_xact_wait(in_flux, DT_NOEND);
+	} while (TransactionIdIsValid(in_flux) || store->current != current);
+	return store;
+}
+
+/*
  * Insert the record of a key that has none.  The caller holds the key's lock
  * and has looked; with "look_again", not just now.
  *
@@ -540,24 +607,80 @@ void
 idem_record_insert(IdemStore *store, text *key, bool look_again,
 				   IdemRecord *record)
 {
-	store = lock_current_generation(store);
-	while (look_again)
-	{
-		int			current = store->current;
-		TransactionId in_flux;
-
-		if (idem_record_appeared(&store, key, &in_flux))
-			idem_raise_conflict(store->relid, key);
-		if (TransactionIdIsValid(in_flux))
-			(void) idem_xact_wait(in_flux, DT_NOEND);
-		look_again = TransactionIdIsValid(in_flux);
-		if (store->current != current)
-		{
-			store = lock_current_generation(store);
-			look_again = true;
-		}
-	}
+	store = look_again ? lock_and_look_again(store, key, -1) :
+		lock_current_generation(store);
 	write_record(store, key, NULL, record);
+}
+
+/*
+ * Is the row at "tid" one of "key" that this transaction has written and not
+ * changed since?  If so, *attempts is what it says.
+ */
+static bool
+is_own_row(Relation heap, const IdemPartition *part, ItemPointer tid,
+		   text *key, Datum *attempts)
+{
+	TupleTableSlot *slot = table_slot_create(heap, NULL);
+	bool		own = false;
+	bool		isnull;
+
+	/* The transaction may have truncated or rewritten the partition since */
+	if (ItemPointerGetBlockNumber(tid) < RelationGetNumberOfBlocks(heap) &&
+		table_tuple_fetch_row_version(heap, tid, SnapshotSelf, slot))
+	{
+		bool		xmin_isnull;
+		Datum		xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber,
+										   &xmin_isnull);
+		Datum		value = slot_getattr(slot, part->attnum[IDEM_KEY], &isnull);
+
+		own = !isnull &&
+			TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin)) &&
+			DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID, value,
+												 PointerGetDatum(key)));
+		*attempts = slot_getattr(slot, part->attnum[IDEM_ATTEMPTS], &isnull);
+		if (isnull)
+			*attempts = Int32GetDatum(0);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	return own;
+}
+
+/*
+ * Write "record" in the place of the row of "key" that this transaction has
+ * inserted at "tid" into "generation", under the key's lock; the partition has
+ * been locked since.  False, and nothing done, if that is not to be done
+ * directly, or the row is not what it was.  *store is replaced if it has
+ * changed.
+ */
+bool
+idem_record_update_own(IdemStore **store, text *key, const LOCKTAG *tag,
+					   int generation, ItemPointer tid, IdemRecord *record)
+{
+	const IdemPartition *part;
+	Relation	heap;
+	Datum		attempts;
+	bool		own;
+
+	*store = lock_and_look_again(*store, key, generation);
+	part = &(*store)->part[generation];
+	if ((*store)->current != generation || !part->plain)
+		return false;
+
+	heap = table_open(part->relid, NoLock);
+	own = is_own_row(heap, part, tid, key, &attempts);
+	if (own)
+	{
+		idem_record_set(record, IDEM_ATTEMPTS,
+						Int32GetDatum(DatumGetInt32(attempts) + 1), false);
+		/* An own row is changed by a later command than made it */
+		CommandCounterIncrement();
+		if (!idem_key_lock(tag))
+			(void) idem_key_lock_wait(tag, DT_NOEND);
+		update_directly(heap, part, generation, tid, record);
+		idem_key_unlock(tag);
+	}
+	table_close(heap, NoLock);
+	return own;
 }
 
 /*
