@@ -5,7 +5,7 @@
  *
  * Nothing is waited for before the end of a transaction, or a step that is to
  * fail, or the next step of another connection.  Options only say which cases
- * are wanted: pipeline, pooling=MODE.
+ * are wanted: pipeline, errors-of-sync, pooling=MODE.
  *
  * The last line is "N passed, N failed".
  */

@@ -4,7 +4,8 @@
     contract.py FILE PREFIX PORT LOST-REPLY-PORT LOST-REQUEST-PORT [OPTION]...
 
 Options: pipeline (libpq's pipeline mode: nothing is waited for before the end
-of a transaction), cursor=client (arguments are put into the text, as poolers
+of a transaction; a statement outside one is sent alone, for psycopg 3.1 loses
+count if a Sync fails, as it may then), cursor=client (arguments are put into the text, as poolers
 like it), prepare=0 (each statement is prepared on the server from its first
 use), prepare=none (never), pooling=MODE (says what the ports lead to).
 
@@ -120,21 +121,23 @@ class Connection:
             self.pipe = self.pipeline.enter_context(self.conn.pipeline())
 
     def leave_pipeline(self):
-        """All that was sent is answered.
-
-        Where the Sync itself fails (as with a deferred constraint), this psycopg
-        raises what the server said and then is wrong about what comes next: the
-        connection is of no use any more.
-        """
+        """All that was sent is answered."""
         if self.pipeline:
             pipeline, self.pipeline = self.pipeline, None
-            try:
-                self.pipe.sync()
-            except psycopg.Error:
-                if self.conn.autocommit:
-                    self.conn.close()
-                raise
+            self.pipe.sync()
             pipeline.close()
+
+    def end_transaction(self, verb):
+        try:
+            if verb == "commit":
+                self.conn.commit()
+            self.leave_pipeline()
+        finally:
+            with contextlib.suppress(psycopg.Error):  # it was said before
+                self.leave_pipeline()
+            if not self.conn.closed:
+                self.conn.rollback()  # whatever is left of it
+                self.conn.autocommit = True
 
     def step(self, verb, rest, arguments):
         """Returns rows, or None where there can be none."""
@@ -144,20 +147,7 @@ class Connection:
             self.conn.isolation_level = level
             self.enter_pipeline()
         elif verb in ("commit", "rollback") and not rest:
-            try:
-                if verb == "commit":
-                    self.conn.commit()
-                self.leave_pipeline()
-                if verb == "rollback":
-                    self.conn.rollback()
-            finally:
-                if self.pipeline:  # what it says was said before
-                    with contextlib.suppress(psycopg.Error):
-                        self.leave_pipeline()
-                if not self.conn.closed:
-                    if verb == "commit":
-                        self.conn.rollback()
-                    self.conn.autocommit = True
+            self.end_transaction(verb)
         elif verb in ("savepoint", "rollback"):
             self.execute(f"{verb} {rest}")
         elif verb == "send":
@@ -168,14 +158,7 @@ class Connection:
         elif verb == "close":
             self.close()
         elif verb == "run":
-            outside = self.conn.autocommit
-            if outside:
-                self.enter_pipeline()
-            try:
-                return self.execute(rest, arguments)
-            finally:
-                if outside:
-                    self.leave_pipeline()
+            return self.execute(rest, arguments)
         else:
             raise ValueError(f"what is {verb}?")
         return None
@@ -236,8 +219,7 @@ class Case:
             self.check_rows(step, cursor)
 
     def connection(self, name):
-        known = self.connections.get(name)
-        if not known or known.conn.closed:
+        if name not in self.connections:
             port = self.ports.get(name, self.ports["plain"])
             self.connections[name] = Connection(port, self.options)
         return self.connections[name]
