@@ -10,6 +10,7 @@ which PostgreSQL says of such commits, and idem can not mend.
 """
 
 import heapq
+import json
 import os
 import random
 import select
@@ -55,6 +56,7 @@ class Nemesis:
         self.rng = random.Random(seed)
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self.proxy = proxy  # a connection to its control port
+        self.cuts = json.loads(self.command("stats"))
         self.frozen = []  # heap of (when to thaw, pid)
         self.busy = []  # of (until, connection, ...) that hold worker slots
         self.conn = None
@@ -79,6 +81,7 @@ class Nemesis:
             except psycopg.Error as error:
                 if error.sqlstate not in GIVES_WAY:
                     self.note("wrong", f"{kind}: {error.sqlstate} {error}")
+            self.note_cuts()
             if self.rest(FAULTS[kind][1] * self.rng.random() * 2):
                 break
         self.heal()
@@ -105,6 +108,7 @@ class Nemesis:
         self.thaw()
         self.busy.clear()
         self.command("disarm")
+        self.note_cuts()
         self.servers.wait("the primary is up", "SELECT NOT pg_is_in_recovery()")
         self.drop_leftovers()
         self.servers.wait_for_standby()
@@ -160,10 +164,18 @@ class Nemesis:
         return pid and self.rows(query, pid) and pid
 
     def cut_before_commit(self):
-        return self.command("arm before") and ""
+        self.command("arm before")
 
     def cut_commit_reply(self):
-        return self.command("arm reply") and ""
+        self.command("arm reply")
+
+    def note_cuts(self):
+        """Counted where they have happened, which is a little later."""
+        stats = json.loads(self.command("stats"))
+        for kind in ("cut_before", "cut_reply"):
+            for _ in range(stats[kind] - self.cuts.get(kind, 0)):
+                self.note(kind)
+            self.cuts[kind] = stats[kind]
 
     # Processes of the server
 
