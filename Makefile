@@ -9,7 +9,7 @@
 PG_CONFIG ?= pg_config
 export PG_CONFIG
 
-HOUSE = check demo bench deps lint dist help
+HOUSE = check demo bench torture deps lint dist help
 
 # Writing into PostgreSQL's directories takes root.  As another user the house
 # asks sudo, unless those directories are the user's own.
@@ -44,6 +44,13 @@ bench:
 	+$(MAKE) --no-print-directory all
 	+$(MAKE_INSTALL)
 	test/bench/run $(if $(SIZE),--size $(SIZE)) $(BENCH_ARGS)
+
+#:  torture       SECONDS=3600 SEED=1: crashes, failovers, cut connections, at random
+torture:
+	test/deps torture
+	+$(MAKE) --no-print-directory all
+	+$(MAKE_INSTALL)
+	test/torture/run --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
 
 #:  deps          install what building and testing need (Debian, Ubuntu)
 deps:

@@ -22,6 +22,7 @@ until its retention after that.  From this follows, for each key:
 
 import pathlib
 import sys
+import uuid
 from collections import Counter, defaultdict, namedtuple
 
 import ledger
@@ -41,20 +42,27 @@ Told = namedtuple("Told", "asked at attempt status claimed digest token until")
 Attempt = namedtuple("Attempt", "id told sent done digest")
 
 
+def table(path):
+    """The fields of each line of a file that need not be there."""
+    if path.exists():
+        for line in path.read_text().splitlines():
+            yield line.split("\t")
+
+
 class History:
     def __init__(self, directory):
         self.dir = pathlib.Path(directory)
-        self.plan = {row[0]: Plan(*row) for row in self.table("plan")}
+        self.plan = {row[0]: Plan(*row) for row in table(self.dir / "plan")}
         self.events = ledger.read(self.dir / "ledger")
-        self.faults = list(self.table("faults"))
+        self.faults = list(table(self.dir / "faults"))
         self.failovers = [int(row[0]) for row in self.faults if row[1] == "failover"]
         self.effects = defaultdict(list)  # op -> (attempt, digest)
-        for op, attempt, digest in self.table("effects"):
+        for op, attempt, digest in table(self.dir / "effects"):
             self.effects[op].append((attempt, digest))
-        self.records = {row[0]: row[1:] for row in self.table("records")}
-        self.provider = defaultdict(list)  # key -> (kind, number)
-        for _, kind, key, number, _ in self.table("provider"):
-            self.provider[bytes.fromhex(key).decode()].append((kind, number))
+        self.records = {row[0]: row[1:] for row in table(self.dir / "records")}
+        self.provider = defaultdict(list)  # identity -> (kind, number)
+        for _, kind, key, number, _ in table(self.dir / "provider"):
+            self.provider[key].append((kind, number))
         self.ended_at = int((self.dir / "ended").read_text())
         self.told = defaultdict(list)
         self.seen = defaultdict(list)  # look-ups: (asked, at, status, digest, attempt)
@@ -62,12 +70,6 @@ class History:
         self.sent, self.done = {}, {}
         self.violations = []
         self.read_events()
-
-    def table(self, name):
-        path = self.dir / name
-        if path.exists():
-            for line in path.read_text().splitlines():
-                yield line.split("\t")
 
     def violation(self, op, what):
         self.violations.append((op, what))
@@ -117,7 +119,7 @@ class History:
         for at, kind, *detail in self.faults:
             if kind == "wrong":
                 self.violation(None, f"nemesis: {detail}")
-        for row in self.table("left"):
+        for row in table(self.dir / "left"):
             self.violation(None, f"left over: {' '.join(row)}")
 
     def committed(self, op):
@@ -237,7 +239,7 @@ class History:
     def check_lease(self, plan):
         op = plan.op
         committed = self.committed(op)
-        made = [number for kind, number in self.provider[plan.key] if kind == "new"]
+        made = [number for kind, number in self.provider[identity(plan.key)] if kind == "new"]
         status, digest = self.records.get(plan.key, ("absent", None))
         skipped = self.was_told(op, "skipped")
         retention = STORES[plan.store] * 10**9 - SLACK
@@ -335,10 +337,16 @@ class History:
             print(f"    {(at - first) / 1e9 if at else 0:9.6f}  {line}", file=out)
         print(f"    effects: {self.effects[op]}", file=out)
         print(f"    record: {self.records.get(plan.key)}", file=out)
-        print(f"    provider: {self.provider.get(plan.key)}", file=out)
+        print(f"    provider: {self.provider.get(identity(plan.key))}", file=out)
 
 
 HEAVY = ("kill_backend", "restart_fast", "restart_immediate", "failover")
+
+
+def identity(key):
+    """What idem_provider_key(key, 'torture') has to be: see test/vectors/README.md."""
+    namespace = uuid.UUID("ddbf8d42-41af-4e59-9a06-f32f5b22f482")
+    return str(uuid.uuid5(namespace, f"torture\x1f{key}"))
 
 
 def check(directory, out=sys.stdout):
@@ -347,7 +355,7 @@ def check(directory, out=sys.stdout):
     history.check()
     for i, (op, what) in enumerate(history.violations):
         key = history.plan[op].key if op in history.plan else "-"
-        print(f"VIOLATION: {key}: {what}", file=out)
+        print(f"VIOLATION: {key[:60]}: {what}", file=out)
         if i < 10 and op in history.plan:
             history.tell(op, out)
     return history
@@ -357,8 +365,13 @@ def kinds(faults):
     return Counter(kind for _, kind, *_ in faults if kind != "wrong")
 
 
+def listed(counts):
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
 if __name__ == "__main__":
     history = check(sys.argv[1])
+    print("told:", listed(Counter(t.status for told in history.told.values() for t in told)))
     print(f"{len(history.plan)} operations, {sum(kinds(history.faults).values())} faults"
           f" injected, {len(history.violations)} violations")
     sys.exit(1 if history.violations else 0)

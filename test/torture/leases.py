@@ -1,6 +1,9 @@
 """Effects outside the database: lease, send, complete; and who decides afterwards."""
 
 import json
+import os
+import signal
+import time
 
 import psycopg
 
@@ -25,6 +28,7 @@ def lease(a):
     ((op, key),) = a.ops.items()
     policy = a.job["policy"]
     seconds = a.rng.choice((0.3, 0.6, 1))
+    identity = a.sql("SELECT idem_provider_key(%s, 'torture')::text", key).fetchone()[0]
     window = "3 s" if policy == "retry" and a.job["number"] % 2 else None
     function = "idem_try_lease" if a.rng.random() < 0.7 else "idem_lease"
 
@@ -41,31 +45,42 @@ def lease(a):
             a.note("told", op, status, int(claimed), value, token, until)
         if not claimed:
             if status == "uncertain":
-                decide(a, op, key, provider)
+                decide(a, op, key, provider, identity)
             return status in ("completed", "skipped")
 
-        a.pause()
+        falter(a)
         if a.rng.random() < 0.2:
             extend(a, op, key, token)
         word = "again" if policy == "retry" else "send"
-        answer = provider.ask(word, key.encode().hex(), a.id)
+        answer = provider.ask(word, identity, a.id)
         if answer == "late":  # known not to have happened
             a.note("give", op)
             a.sql("SELECT idem_release(%s, %s, %s)", key, token, a.job["store"])
             return False
     charge = answer.split()[1]
-    a.pause()
+    falter(a)
     try:
         if a.rng.random() < 0.2:
             a.sql("SELECT idem_checkpoint(%s, %s, %s::jsonb, %s)",
                   key, token, json.dumps({"charge": charge}), a.job["store"])
         result = result_of(charge)
         a.sql("BEGIN")
-        effect(a, op, result)
         a.sql("SELECT idem_complete(%s, %s, %s, %s)", key, result, token, a.job["store"])
+        effect(a, op, result)
         return a.commit()
     except psycopg.Error as error:
         return superseded(a, error)
+
+
+def falter(a):
+    """The nemesis seldom hits the few milliseconds that a lease is for."""
+    fate = a.rng.random()
+    if fate < 0.04:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fate < 0.12:
+        time.sleep(a.rng.uniform(0.3, 2))  # to beyond its end
+    else:
+        a.pause()
 
 
 def extend(a, op, key, token):
@@ -93,10 +108,21 @@ def result_of(charge):
 
 
 def effect(a, op, result):
-    a.sql("INSERT INTO effect VALUES (%s, %s, %s)", op, a.id, digest(result))
+    """Unless it is there: a reconciler may have completed it, with the same token.
+
+    Repeating a completion is no error, so what goes with it has to look for itself,
+    after idem_complete, which has waited for the other one.
+    """
+    a.sql(
+        """
+        INSERT INTO effect SELECT %s, %s, %s
+         WHERE NOT EXISTS (SELECT FROM effect WHERE op = %s AND digest = %s)
+        """,
+        op, a.id, digest(result), op, digest(result),
+    )
 
 
-def decide(a, op, key, provider):
+def decide(a, op, key, provider, identity):
     """The reconciler: asks the provider, then says so.
 
     Not before the provider has hung up on whoever held the lease: it may wake up
@@ -105,7 +131,7 @@ def decide(a, op, key, provider):
     row = a.sql(LOOKUP, PATIENCE, key, a.job["store"]).fetchone()
     if row is None or not row[1]:
         return
-    charge = provider.ask("find", key.encode().hex())
+    charge = provider.ask("find", identity)
     happened = charge != "none"
     result = result_of(charge) if happened else None
     a.note("give", op)

@@ -9,13 +9,13 @@ a commit whose wait for the standby was cut short by an earlier fault could be l
 which PostgreSQL says of such commits, and idem can not mend.
 """
 
-import heapq
 import json
 import os
 import random
 import select
 import signal
 import subprocess
+import threading
 import time
 
 import psycopg
@@ -24,40 +24,39 @@ from servers import Trouble
 
 APPLICATION = "torture"  # of the workers' connections
 
-# Weight of each kind, and how long (in s, about) it is quiet afterwards.
+# Weight of each kind; drawn one after the other.
 FAULTS = {
-    "kill_client": (28, 0.1),
-    "freeze_client": (16, 0.1),
-    "terminate_backend": (20, 0.1),
-    "cancel_backend": (12, 0.1),
-    "freeze_backend": (10, 0.1),
-    "freeze_server": (8, 0.1),
-    "cut_before_commit": (20, 0.1),
-    "cut_commit_reply": (20, 0.1),
-    "kill_backend": (3, 1.5),
-    "restart_fast": (2, 1.5),
-    "restart_immediate": (2, 1.5),
-    "failover": (3, 2),
-    "fill_workers": (4, 0.1),
-    "expire": (20, 0.1),
-    "vacuum": (5, 0.1),
-    "vacuum_full": (5, 0.1),
-    "reindex": (5, 0.1),
-    "reindex_concurrently": (5, 0.1),
-    "update_extension": (5, 0.1),
-    "databases": (3, 0.1),
+    "kill_client": 28,
+    "freeze_client": 16,
+    "terminate_backend": 20,
+    "cancel_backend": 12,
+    "freeze_backend": 10,
+    "freeze_server": 8,
+    "cut_before_commit": 20,
+    "cut_commit_reply": 20,
+    "fill_workers": 4,
+    "expire": 20,
+    "vacuum": 5,
+    "vacuum_full": 5,
+    "reindex": 5,
+    "reindex_concurrently": 5,
+    "update_extension": 5,
+    "databases": 3,
 }
+# All of the server at once: now and then one, each as often as the others.
+BLOWS = ["kill_backend", "restart_fast", "restart_immediate", "failover"]
 GIVES_WAY = ("55P03", "57014", "40P01", "57P01", "57P02", "57P03", "40001", "53300")
 
 
 class Nemesis:
     def __init__(self, servers, seed, schema, log, proxy, pipe):
         self.servers, self.schema, self.pipe = servers, schema, pipe
-        self.rng = random.Random(seed)
+        self.order = random.Random(f"{seed}/order")  # of faults; the same each time
+        self.rng = random.Random(seed)  # whom they hit, which is also up to chance
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self.proxy = proxy  # a connection to its control port
         self.cuts = json.loads(self.command("stats"))
-        self.frozen = []  # heap of (when to thaw, pid)
+        self.frozen = set()  # pids; each is thawed by a thread
         self.busy = []  # of (until, connection, ...) that hold worker slots
         self.conn = None
 
@@ -67,9 +66,13 @@ class Nemesis:
 
     def rage(self):
         """Until the conductor says anything; then all is well again."""
-        while not self.rest(self.rng.uniform(0.02, 0.15)):
-            kinds = list(FAULTS)
-            kind = self.rng.choices(kinds, [FAULTS[k][0] for k in kinds])[0]
+        order, blows, before_blow = self.order, [], 10
+        while not self.rest(order.uniform(0.05, 0.3)):
+            kind = order.choices(list(FAULTS), FAULTS.values())[0]
+            before_blow -= 1
+            if before_blow == 0:
+                blows = blows or order.sample(BLOWS, len(BLOWS))
+                kind, before_blow = blows.pop(), order.randint(10, 40)
             try:
                 detail = getattr(self, kind)()
                 if detail is not None:
@@ -82,27 +85,20 @@ class Nemesis:
                 if error.sqlstate not in GIVES_WAY:
                     self.note("wrong", f"{kind}: {error.sqlstate} {error}")
             self.note_cuts()
-            if self.rest(FAULTS[kind][1] * self.rng.random() * 2):
-                break
         self.heal()
 
     def rest(self, seconds):
         """True if the conductor has said that it is over."""
-        until = time.monotonic() + seconds
-        while True:
-            now = time.monotonic()
-            while self.frozen and self.frozen[0][0] <= now:
-                send_signal(heapq.heappop(self.frozen)[1], signal.SIGCONT)
-            self.busy = [b for b in self.busy if b[0] > now]
-            if now >= until:
-                return False
-            wake = min(until, self.frozen[0][0] if self.frozen else until)
-            if select.select([self.pipe], [], [], max(0, wake - now))[0]:
-                return True
+        self.busy = [b for b in self.busy if b[0] > time.monotonic()]
+        return bool(select.select([self.pipe], [], [], seconds)[0])
 
     def thaw(self):
-        while self.frozen:
-            send_signal(heapq.heappop(self.frozen)[1], signal.SIGCONT)
+        for pid in self.frozen.copy():
+            self.thaw_one(pid)
+
+    def thaw_one(self, pid):
+        send_signal(pid, signal.SIGCONT)
+        self.frozen.discard(pid)
 
     def heal(self):
         self.thaw()
@@ -110,7 +106,6 @@ class Nemesis:
         self.command("disarm")
         self.note_cuts()
         self.servers.wait("the primary is up", "SELECT NOT pg_is_in_recovery()")
-        self.drop_leftovers()
         self.servers.wait_for_standby()
 
     def db(self):
@@ -118,7 +113,8 @@ class Nemesis:
             self.conn = self.servers.connect(connect_timeout=5)
             self.conn.execute(
                 f"SET search_path = {self.schema}, public;"
-                "SET lock_timeout = '300ms'; SET statement_timeout = '8s'"
+                "SET lock_timeout = '300ms'; SET statement_timeout = '8s';"
+                "SET synchronous_commit = local"  # the walsender may be frozen
             )
         return self.conn
 
@@ -190,7 +186,10 @@ class Nemesis:
         if pid is None or not send_signal(pid, signal.SIGSTOP):
             return None
         seconds = self.rng.choice((0.1, 0.5, 1.5))
-        heapq.heappush(self.frozen, (time.monotonic() + seconds, pid))
+        self.frozen.add(pid)
+        timer = threading.Timer(seconds, self.thaw_one, (pid,))
+        timer.daemon = True
+        timer.start()
         return f"{pid} {seconds}"
 
     def kill_backend(self):

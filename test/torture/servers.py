@@ -36,6 +36,9 @@ max_standby_streaming_delay = '1s'
 deadlock_timeout = '200ms'
 autovacuum_naptime = '5s'
 log_line_prefix = '%m [%p] %b %e '
+log_min_error_statement = panic
+log_error_verbosity = terse
+log_checkpoints = off
 """
 
 

@@ -299,10 +299,18 @@ def impostor(a):
 
 def look(a):
     """Done with once it has found a record, or after some time."""
+    query = "SELECT status, result::text FROM idem_lookup(%s, %s)"
+    on_standby = a.rng.random() < 0.2
+    servers = a.worker.servers
+    conn = servers.connect(servers.standby(), connect_timeout=5) if on_standby else a.conn
     for op in a.ops:
         a.note("look", op)
-        row = a.sql("SELECT status, result::text FROM idem_lookup(%s, %s)",
-                    a.ops[op], a.job["store"]).fetchone()
+        if on_standby:
+            conn.execute(f"SET search_path = {a.worker.schema}, public")
+        row = conn.execute(query, (a.ops[op], a.job["store"])).fetchone()
         status, result = row or ("absent", None)
-        a.note("saw", op, status, digest(result))
+        if row or not on_standby:  # there, no answer says nothing
+            a.note("saw", op, status, digest(result))
+    if on_standby:
+        conn.close()
     return status == "completed" or a.job["try"] > 5
