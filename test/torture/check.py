@@ -30,6 +30,13 @@ from plan import STORES
 
 SLACK = 50_000_000  # ns; clocks are adjusted, and server and ledger use two
 
+# By the policy of a lease; besides "leased".
+MAY_BE_TOLD = {
+    "reconcile": ("completed", "in_progress", "extended", "uncertain"),
+    "retry": ("completed", "in_progress", "extended", "uncertain"),
+    "skip": ("completed", "in_progress", "extended", "skipped"),
+}
+
 # How an attempt may end; all else is a violation.  ID001 to ID004 are answers.
 EXPECTED = {
     "lost", "undone",
@@ -133,7 +140,7 @@ class History:
             elif sent is None:
                 self.violation(op, f"effect of {attempt}, which never sent COMMIT")
             else:
-                claimed_at = told[-1].at if told else None
+                claimed_at = told[-1].at if told else sent
                 done = self.done.get(attempt)
                 result.append(Attempt(attempt, claimed_at, sent, done, digest))
         return sorted(result, key=lambda a: a.sent)
@@ -143,14 +150,15 @@ class History:
         committed = self.committed(op)
         digests = {attempt.digest for attempt in committed}
 
-        for one, other in zip(committed, committed[1:]):
-            if one.id == other.id:
-                self.violation(op, f"two effects of one attempt, {one.id}")
-        if plan.first_sent == "1" and len(committed) > 1:
+        for i, one in enumerate(committed):
+            for other in committed[:i]:
+                if one.id == other.id:
+                    self.violation(op, f"two effects of one attempt, {one.id}")
+                elif max(one.told - other.sent, other.told - one.sent) < retention:
+                    self.violation(op, f"both {other.id} and {one.id} committed")
+        if plan.first_sent != "0" and len(committed) > 1:
             self.violation(op, "ran twice, though first_sent was told")
-        if not committed and not (
-            plan.first_sent == "1" and self.was_told(op, "too_late")
-        ):
+        if not committed and not self.was_told(op, "too_late"):
             self.violation(op, "lost: no effect")
 
         for told in self.told[op]:
@@ -174,11 +182,9 @@ class History:
 
     def check_told(self, plan, told, committed, digests, retention):
         op = plan.op
-        if told.status == "held":
-            self.violation(op, f"{told.attempt} was told held")
-        elif told.claimed:
+        if told.claimed:
             for a in committed:
-                if a.id == told.attempt or a.told is None:
+                if a.id == told.attempt:
                     continue
                 if a.told < told.asked and told.at < a.sent + retention:
                     self.violation(
@@ -196,6 +202,11 @@ class History:
             for a in committed:
                 if a.done and a.done < told.asked and told.at < a.sent + retention:
                     self.violation(op, f"{told.attempt} was told in_progress")
+        elif told.status == "too_late":
+            if told.at < int(plan.first_sent) + retention or plan.first_sent == "0":
+                self.violation(op, f"{told.attempt} was told too_late, too early")
+        elif told.status != "key_reused" or not told.attempt.endswith("!"):
+            self.violation(op, f"{told.attempt} was told {told.status}")
 
     def may_be_lost(self, plan, at):
         """An unsynced commit that was seen just before a failover.
@@ -257,8 +268,6 @@ class History:
             self.violation(op, "lost: neither completed nor skipped")
         if committed and not made:
             self.violation(op, "completed, but never made")
-        if skipped and plan.policy != "skip":
-            self.violation(op, "skipped against its policy")
         if skipped and committed and plan.store != "short":
             self.violation(op, "both skipped and completed")
         expected = {ledger.digest(f'{{"charge" : {number} }}') for number in made}
@@ -280,28 +289,34 @@ class History:
                 elif told.digest not in digests:
                     self.violation(op, f"{told.attempt} was told another result")
             elif told.status == "leased" and told.claimed:
-                self.check_granted(op, told, committed, retention)
+                self.check_granted(plan, told, committed, retention)
+            elif told.status not in MAY_BE_TOLD[plan.policy]:
+                self.violation(op, f"{told.attempt} was told {told.status}")
 
-    def check_granted(self, op, told, committed, retention):
-        """Nobody else may hold the lease, or have completed it, when it is granted."""
+    def check_granted(self, plan, told, committed, retention):
+        """Nobody else may hold the lease, or have completed it, when it is granted.
+
+        And where the policy is not to try again, somebody must have decided that.
+        """
+        op = plan.op
         for a in committed:
-            if a.sent < told.asked and a.done and a.done < told.asked:
-                if told.at < a.sent + retention:
-                    self.violation(op, f"{told.attempt} was leased it after {a.id}")
+            if a.done and a.done < told.asked and told.at < a.sent + retention:
+                self.violation(op, f"{told.attempt} was leased it after {a.id}")
         for other in self.told[op]:
             if (
-                other.until
-                and other.attempt != told.attempt
-                and other.token is not None
-                and int(other.token) < int(told.token)
-                and other.status in ("leased", "extended")
-                and other.at < told.asked
-                and self.clock(told.at) < float(other.until) - SLACK / 1e9
-                and not any(other.asked < at < told.at for at in self.given[op])
+                other.status not in ("leased", "extended")
+                or other.attempt == told.attempt
+                or other.at > told.asked
+                or any(other.asked < at < told.at for at in self.given[op])
+                or any(a.sent < told.at for a in committed)
             ):
+                continue
+            if self.clock(told.at) < float(other.until) - SLACK / 1e9:
                 self.violation(
                     op, f"{told.attempt} was leased it while {other.attempt} had it"
                 )
+            elif plan.policy != "retry" and told.at < other.asked + retention:
+                self.violation(op, f"{told.attempt} was leased it, but nobody decided")
 
     def clock(self, at):
         """The ledger's time as the clock's, in seconds."""

@@ -80,14 +80,14 @@ def request(op):
     return json.dumps({"op": op, "amount": 4200})
 
 
-def describe(op):
-    """For the checker: a line for each key."""
+def describe(op, sent):
+    """For the checker: a line for each key; "sent" is the ledger's time."""
     return "".join(
         "\t".join(
             map(
                 str,
                 (name, key, op.way, op.store, op.policy or "-")
-                + (int(op.first_sent), int(op.unsynced)),
+                + (sent if op.first_sent else 0, int(op.unsynced)),
             )
         )
         + "\n"

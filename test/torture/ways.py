@@ -287,6 +287,7 @@ def unfinished_commit(a, op):
 def impostor(a):
     """The operation's key with another request: never answered with its result."""
     (op,) = a.ops
+    a.id += "!"
     begin(a)
     claimed, status = ask(a, op, request='{"amount": 1}')
     if claimed:

@@ -156,10 +156,10 @@ class Queue:
         while len(self.ready) < READY:
             op = plan.operation(self.seed, self.number, self.made)
             self.made += 1
-            os.write(self.plan_file, plan.describe(op).encode())
+            sent = time.time()
+            os.write(self.plan_file, plan.describe(op, time.monotonic_ns()).encode())
             self.operations[op.number] = op
             self.open[op.number] = len(op.deliveries)
-            sent = time.time()
             for i, (delay, kind) in enumerate(op.deliveries):
                 job = {
                     "kind": kind,
