@@ -158,7 +158,10 @@ class History:
                     self.violation(op, f"both {other.id} and {one.id} committed")
         if plan.first_sent != "0" and len(committed) > 1:
             self.violation(op, "ran twice, though first_sent was told")
-        if not committed and not self.was_told(op, "too_late"):
+        if not committed and not any(
+            told.status == "too_late" or self.may_be_lost(plan, told.at)
+            for told in self.told[op]
+        ):
             self.violation(op, "lost: no effect")
 
         for told in self.told[op]:
@@ -209,9 +212,9 @@ class History:
             self.violation(op, f"{told.attempt} was told {told.status}")
 
     def may_be_lost(self, plan, at):
-        """An unsynced commit that was seen just before a failover.
+        """An unsynced commit that was replayed just before a failover.
 
-        It was flushed here before it was told, but nobody waits for the standby.
+        It was flushed before it was told, but nobody waits for the standby.
         """
         return plan.unsynced == "1" and any(
             at - 10**9 < failover < at + 10**10 for failover in self.failovers

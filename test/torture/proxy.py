@@ -80,7 +80,7 @@ class Proxy:
             while line := await reader.readline():
                 try:
                     answer = self.command(line.decode().strip())
-                except ValueError as error:  # re.error is one, too
+                except (ValueError, re.error) as error:
                     answer = f"error: {error}"
                 writer.write(f"{answer}\n".encode())
                 await writer.drain()

@@ -143,13 +143,17 @@ class Attempt:
             self.told_by_error = True
             return False, status, None
 
-    def commit(self, command="COMMIT"):
+    def commit(self):
+        """Returns whether the operation is known to be done for good.
+
+        After an unsynced COMMIT it is not, but once it is replayed.
+        """
         self.note("send")
-        if self.sql(command).statusmessage != command:
+        if self.sql("COMMIT").statusmessage != "COMMIT":
             self.note("fail", "undone", "COMMIT answered ROLLBACK")
             return False
         self.note("done")
-        return True
+        return not self.job["unsynced"]
 
     def finish(self, gid):
         """The second half of a prepared transaction, whoever prepared it.
