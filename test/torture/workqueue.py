@@ -36,7 +36,8 @@ def start(target, *args):
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the conductor's
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             target(*args)
         code = 0
@@ -125,8 +126,8 @@ class Queue:
             elif self.healed and not self.open and not self.prepared:
                 break
             elif now > end + drain_seconds:
-                keys = [key for o in self.operations.values() for key in o.keys]
-                self.problem = f"not worked off after {drain_seconds} s: {keys[:20]}"
+                keys = [o.keys[0][1][:40] for o in self.operations.values()]
+                self.problem = f"not worked off after {drain_seconds} s: {keys[:10]}"
             if now > next_sweep:  # prepared by those who could not tell
                 next_sweep = now + 2
                 self.push(0, {"kind": "sweep"})
