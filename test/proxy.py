@@ -1,25 +1,25 @@
 #!/usr/bin/python3
 """A TCP proxy that breaks PostgreSQL connections at chosen statements.
 
-    proxy.py --listen PORT --to HOST:PORT [--control PORT]
+    proxy.py --to HOST:PORT [--cut before|reply REGEX]...
 
 It passes the protocol through, and knows which message runs which statement: in
 simple queries, and in Parse, Bind and Execute, with named and unnamed statements.
-Port 0 picks a free one; once it listens it prints "ready LISTEN CONTROL".  HOST may
-be the directory of a Unix socket.  TLS is declined, so sslmode=require fails.
+HOST may be the directory of a Unix socket.  TLS is declined, so sslmode=require fails.
+
+Once it listens, on 127.0.0.1, it prints "ready", and numbers of ports: of one that
+passes everything on until it is told otherwise; of the control port; and of one for
+each --cut, where every statement that matches REGEX (without regard to case, at the
+start of its text) cuts the connection, both sides of it:
+    before    instead of being passed on: it is not done, and nobody was told
+    reply     once the server has answered, whose answer is dropped: it is done, and
+              nobody was told
 
 The control port takes one command a line, and answers each with a line:
-    arm before [COUNT [REGEX]]  the next COUNT (1) messages that would run a
-                                statement that matches REGEX (a COMMIT) are not
-                                passed on: both sides are cut instead
-    arm reply [COUNT [REGEX]]   they are passed on, but once the server has
-                                answered, its answer is dropped and both sides
-                                are cut: it is done, and nobody was told
-    disarm                      takes back what was armed
-    cut                         cuts all connections
-    target HOST:PORT            where later connections go
-    stats                       JSON: open, statements, armed, cut_before, cut_reply
-REGEX is matched, without regard to case, at the start of the statement's text.
+    arm before|reply       the next COMMIT on the first port is cut so
+    disarm                 takes back what was armed
+    target HOST:PORT       where later connections go
+    stats                  JSON: cut_before, cut_reply: how many were
 """
 
 import argparse
@@ -29,7 +29,7 @@ import re
 import struct
 import sys
 
-COMMIT = r"\s*(COMMIT|END)\b"
+COMMIT = re.compile(r"\s*(COMMIT|END)\b", re.I)
 SSL_REQUEST, GSS_REQUEST, CANCEL_REQUEST = 80877103, 80877104, 80877102
 READY = ord("Z")
 
@@ -37,16 +37,12 @@ READY = ord("Z")
 class Proxy:
     def __init__(self, target):
         self.target = target
-        self.sessions = set()
-        self.armed = []  # of (how, pattern), the next one last
-        self.counts = {"statements": 0, "cut_before": 0, "cut_reply": 0}
+        self.armed = []  # how to cut the next COMMITs, the next one last
+        self.counts = {"cut_before": 0, "cut_reply": 0}
 
-    def decide(self, text):
-        """How to cut at this statement, or None."""
-        self.counts["statements"] += 1
-        if self.armed and self.armed[-1][1].match(text):
-            return self.armed.pop()[0]
-        return None
+    def at_next_commit(self, text):
+        """How to cut at this statement, or None; for the first port."""
+        return self.armed.pop() if self.armed and COMMIT.match(text) else None
 
     async def connect(self, protocol):
         host, _, port = self.target.rpartition(":")
@@ -56,33 +52,23 @@ class Proxy:
         return await loop.create_connection(protocol, host, int(port))
 
     def command(self, line):
-        word, *words = line.split(None, 3) or [""]
-        if word == "arm" and words and words[0] in ("before", "reply"):
-            count = int(words[1]) if len(words) > 1 else 1
-            pattern = re.compile(words[2] if len(words) > 2 else COMMIT, re.I)
-            self.armed[:0] = [(words[0], pattern)] * count
-        elif word == "disarm":
-            self.armed.clear()
-        elif word == "cut":
-            for session in list(self.sessions):
-                session.cut()
-        elif word == "target" and words:
-            self.target = words[0]
-        elif word == "stats":
-            state = {"open": len(self.sessions), "armed": len(self.armed)}
-            return json.dumps({**state, **self.counts})
-        else:
-            return "error: what?"
+        match line.split():
+            case ["arm", ("before" | "reply") as how]:
+                self.armed.insert(0, how)
+            case ["disarm"]:
+                self.armed.clear()
+            case ["target", target]:
+                self.target = target
+            case ["stats"]:
+                return json.dumps(self.counts)
+            case _:
+                return "error: what?"
         return "ok"
 
     async def control(self, reader, writer):
         try:
             while line := await reader.readline():
-                try:
-                    answer = self.command(line.decode().strip())
-                except (ValueError, re.error) as error:
-                    answer = f"error: {error}"
-                writer.write(f"{answer}\n".encode())
+                writer.write(f"{self.command(line.decode())}\n".encode())
                 await writer.drain()
         except OSError:
             pass
@@ -92,8 +78,9 @@ class Proxy:
 class Session(asyncio.Protocol):
     """One connection, as the client's side of it sees it."""
 
-    def __init__(self, proxy):
+    def __init__(self, proxy, decide):
         self.proxy = proxy
+        self.decide = decide  # how to cut at a statement, or None
         self.client = self.server = None
         self.started = False  # the startup packet has been seen
         self.buffer = b""  # from the client, not yet a whole message
@@ -106,7 +93,6 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport):
         self.client = transport
-        self.proxy.sessions.add(self)
         asyncio.ensure_future(self.reach_server())
 
     async def reach_server(self):
@@ -121,7 +107,6 @@ class Session(asyncio.Protocol):
                 self.data_received(b"")  # what has come meanwhile
 
     def connection_lost(self, error):
-        self.proxy.sessions.discard(self)
         if self.server:  # what the client said last still arrives
             self.server.close()
 
@@ -132,7 +117,6 @@ class Session(asyncio.Protocol):
         self.server.resume_reading()
 
     def cut(self):
-        self.proxy.sessions.discard(self)
         for transport in (self.client, self.server):
             if transport:
                 transport.abort()
@@ -146,7 +130,7 @@ class Session(asyncio.Protocol):
         at = 0
         for start, end in messages(self.buffer):
             text = self.statement(self.buffer[start:start+1], self.buffer, start, end)
-            how = self.proxy.decide(text) if text is not None else None
+            how = self.decide(text) if text is not None else None
             if how == "before":
                 self.proxy.counts["cut_before"] += 1
                 self.server.write(self.buffer[:start])
@@ -223,7 +207,6 @@ class ServerSide(asyncio.Protocol):
     def connection_lost(self, error):
         if self.session.client:  # what the server said last still goes out
             self.session.client.close()
-        self.session.proxy.sessions.discard(self.session)
 
     def pause_writing(self):
         self.session.client.pause_reading()
@@ -245,18 +228,26 @@ def messages(buffer):
 
 async def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--listen", type=int, required=True, metavar="PORT")
     parser.add_argument("--to", required=True, metavar="HOST:PORT")
-    parser.add_argument("--control", type=int, default=0, metavar="PORT")
+    parser.add_argument(
+        "--cut", nargs=2, action="append", default=[], metavar=("before|reply", "REGEX")
+    )
     options = parser.parse_args()
 
     proxy = Proxy(options.to)
+    decisions = [proxy.at_next_commit]
+    for how, regex in options.cut:
+        matches = re.compile(regex, re.I).match
+        decisions.append(lambda text, how=how, matches=matches: matches(text) and how)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Session(proxy), "127.0.0.1", options.listen)
-    control = await asyncio.start_server(proxy.control, "127.0.0.1", options.control)
-    ports = [s.sockets[0].getsockname()[1] for s in (server, control)]
+    servers = [
+        await loop.create_server(lambda decide=decide: Session(proxy, decide), "127.0.0.1", 0)
+        for decide in decisions
+    ]
+    servers.insert(1, await asyncio.start_server(proxy.control, "127.0.0.1", 0))
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
     print("ready", *ports, flush=True)
-    await asyncio.gather(server.serve_forever(), control.serve_forever())
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
