@@ -7,7 +7,7 @@ import java.util.concurrent.*;
 import java.util.stream.Stream;
 
 /**
- * Plays test/clients/contract.txt through PostgreSQL's JDBC driver.
+ * Plays a file of test/clients/contract/ through PostgreSQL's JDBC driver.
  *
  *     java Contract FILE PREFIX PORT LOST-REPLY-PORT LOST-REQUEST-PORT [OPTION]...
  *

@@ -1,5 +1,5 @@
 /*
- * Plays test/clients/contract.txt through libpq's pipeline mode.
+ * Plays a file of test/clients/contract/ through libpq's pipeline mode.
  *
  *     contract FILE PREFIX PORT LOST-REPLY-PORT LOST-REQUEST-PORT [OPTION]...
  *

@@ -1,7 +1,7 @@
 'use strict';
 
 /*
- * Plays test/clients/contract.txt through node-postgres.
+ * Plays a file of test/clients/contract/ through node-postgres.
  *
  *     node contract.js FILE PREFIX PORT LOST-REPLY-PORT LOST-REQUEST-PORT [OPTION]...
  *

@@ -1,4 +1,4 @@
-# Plays test/clients/contract.txt through Perl's DBI and DBD::Pg.
+# Plays a file of test/clients/contract/ through Perl's DBI and DBD::Pg.
 #
 #     perl contract.pl FILE PREFIX PORT LOST-REPLY-PORT LOST-REQUEST-PORT [OPTION]...
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Plays test/clients/contract.txt through psycopg 3.
+"""Plays a file of test/clients/contract/ through psycopg 3.
 
     contract.py FILE PREFIX PORT LOST-REPLY-PORT LOST-REQUEST-PORT [OPTION]...
 
