@@ -17,8 +17,8 @@ and what belongs to the event:
                                 to be sent
     wrong ATTEMPT OP WHAT       the worker saw the contract broken by itself
 
-An attempt is one delivery; "!" after it marks an impostor's.  DIGEST stands for a result: its MD5, "-" for NULL, "?"
-where the way in does not tell it.
+An attempt is one delivery; "!" after it marks an impostor's.  DIGEST stands for a
+result: its MD5, "-" for NULL, "?" where the way in does not tell it.
 """
 
 import hashlib

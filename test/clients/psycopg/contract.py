@@ -5,9 +5,10 @@
 
 Options: pipeline (libpq's pipeline mode: nothing is waited for before the end
 of a transaction; a statement outside one is sent alone, for psycopg 3.1 loses
-count if a Sync fails, as it may then), cursor=client (arguments are put into the text, as poolers
-like it), prepare=0 (each statement is prepared on the server from its first
-use), prepare=none (never), pooling=MODE (says what the ports lead to).
+count if a Sync fails, as it may then), cursor=client (arguments are put into
+the text, as poolers like it), prepare=0 (each statement is prepared on the
+server from its first use), prepare=none (never), pooling=MODE (says what the
+ports lead to).
 
 The last line is "N passed, N failed".
 """
