@@ -9,7 +9,7 @@
 PG_CONFIG ?= pg_config
 export PG_CONFIG
 
-HOUSE = check demo bench torture deps lint dist help
+HOUSE = check coverage demo bench torture deps lint dist help
 
 # Writing into PostgreSQL's directories takes root.  As another user the house
 # asks sudo, unless those directories are the user's own.
@@ -30,6 +30,11 @@ check:
 	+$(MAKE) --no-print-directory all
 	+$(MAKE_INSTALL)
 	test/check
+
+#:  coverage      which lines the tests run; the report is coverage/index.html
+coverage:
+	test/deps all
+	test/coverage
 
 #:  demo          two stories: double billing, and email that workers die over
 demo:
@@ -100,7 +105,7 @@ ISOLATION := $(sort $(basename $(notdir $(wildcard test/specs/*.spec))))
 ISOLATION_OPTS = --inputdir=test --load-extension=idem \
 	--encoding=UTF8 --no-locale
 EXTRA_CLEAN = results regression.diffs regression.out output_iso tmp_check \
-	$(wildcard idem-*.zip)
+	coverage $(wildcard idem-*.zip)
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 ifeq (,$(wildcard $(PGXS)))
