@@ -143,6 +143,29 @@ is( $one->query(q{SELECT count(idem_complete('m' || n, n)) FROM
 	'200', 'they complete');
 is($two->answer, 'f', 'the waiter is answered');
 
+# One that stands as a row waits at its completion for a stranger that has got
+# the lock: nobody is to be in the middle of a look-up
+{
+	my $collisions = $collide ? 'SET idem.debug_lock_collisions =' : 'SELECT';
+
+	is( $one->query(qq{$collisions false; BEGIN;
+			SELECT count(*) FROM generate_series(1, 100) n,
+			idem_claim('f' || n) WHERE claimed; $collisions true;
+			SELECT claimed FROM idem_claim('row')}) =~ s/^[ft]\n//mgr,
+		"100\nt", 'a claim after many');
+	is($two->query(q{BEGIN; SELECT job('holder')}), 't', 'a stranger');
+	$one->send(q{SELECT idem_complete('row', '1')});
+	$one->wait_blocked if $collide;
+	$two->query('COMMIT');
+	is($one->answer, '1', 'it is completed after the stranger');
+	$one->query(qq{$collisions false;
+		SELECT count(idem_complete('f' || n)) FROM generate_series(1, 100) n;
+		COMMIT; $collisions true});
+	is( sql(q{SELECT count(*) FROM idem_completions WHERE key ~ '^f\d+$'
+			OR key = 'row'}),
+		'101', 'all are there');
+}
+
 # Prepared
 $one->query(q{BEGIN; SELECT job('prepared'); PREPARE TRANSACTION 'p'});
 is(status_of('stranger'), $stranger, 'a stranger waits for a prepared one');
