@@ -9,7 +9,7 @@
 PG_CONFIG ?= pg_config
 export PG_CONFIG
 
-HOUSE = check coverage demo bench torture deps lint dist help
+HOUSE = check cassert coverage demo bench torture deps lint dist help ubsan valgrind
 
 # Writing into PostgreSQL's directories takes root.  As another user the house
 # asks sudo, unless those directories are the user's own.
@@ -30,6 +30,21 @@ check:
 	+$(MAKE) --no-print-directory all
 	+$(MAKE_INSTALL)
 	test/check
+
+#:  cassert       tests on a server built with assertions (apt-get source)
+cassert:
+	test/deps server
+	test/cassert
+
+#:  valgrind      the same under valgrind
+valgrind:
+	test/deps server
+	test/valgrind
+
+#:  ubsan         tests on an idem that looks for undefined behaviour
+ubsan:
+	test/deps all
+	test/ubsan
 
 #:  coverage      which lines the tests run; the report is coverage/index.html
 coverage:

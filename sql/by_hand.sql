@@ -155,8 +155,12 @@ SELECT idem_set_retention('2 days', 'store');
 CALL idem_expire();
 CALL idem_expire('store');
 
-RESET search_path;
+-- Without the extension a store is a table with its rows, and still a store
+CREATE FUNCTION once(text, jsonb, regclass) RETURNS boolean AS '$libdir/idem', 'idem_once' LANGUAGE C;
 SET client_min_messages = error;
 DROP EXTENSION idem CASCADE;
+SELECT once('none', NULL, 'store'), once('nothing', NULL, 'store'), once('nothing', NULL, 'store');
+
+RESET search_path;
 DROP TABLE put_aside;
 DROP SCHEMA hand_test CASCADE;

@@ -81,6 +81,32 @@ print $f $kept;
 close $f;
 $node->start;
 is(counters(), '3|2|1', 'the same file undamaged is taken');
+
+# A file that cannot be read, and one that cannot be written: the server starts
+# and stops all the same, and says why there are no counters
+$node->stop('fast');
+chmod 0, $file or die $!;
+$from = -s $node->logfile;
+$node->start;
+like(log_since($from), qr/could not read file "pg_stat\/idem.stat": Permission denied/,
+	'a file that cannot be read');
+is(counters(), '0|0|0', 'they start from zero');
+my %hindrance = (
+	'no such place' => sub { mkdir "$file.tmp" },
+	'no space' => sub { symlink '/dev/full', "$file.tmp" });
+foreach my $what (sort keys %hindrance)
+{
+	sql(q{SELECT idem_once('a')});
+	$hindrance{$what}->() or die $!;
+	$from = -s $node->logfile;
+	$node->stop('fast');
+	like(log_since($from), qr/could not write file "pg_stat\/idem.stat.tmp": .*database system is shut down/s,
+		"a file that cannot be written: $what");
+	ok(!-e $file, "$what: none is left");
+	-d "$file.tmp" ? rmdir "$file.tmp" : unlink "$file.tmp";
+	$node->start;
+	is(counters(), '0|0|0', "$what: they start from zero");
+}
 sql(q{SELECT idem_stat_reset()});
 is(counters(), '0|0|0', 'reset');
 $node->restart;
