@@ -10,7 +10,8 @@ use Test::More;
 
 use Idem;
 
-my $node = idem_node('main', conf => q{
+my $node = idem_node('main', preload => 1, conf => q{
+idem.worker = off
 log_statement = none
 autovacuum = off
 max_wal_size = 4GB
@@ -76,7 +77,7 @@ sql(q{
 	BEGIN; SELECT claimed FROM idem_claim('long');
 	SELECT idem_complete('long', to_json(repeat('x', 20000))); COMMIT});
 
-# A million calls and more
+# A million calls and more, of one kind in each backend
 
 flat('replays in one transaction', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_claim('done', '{"a":1.0}'); END LOOP; END $$},
@@ -149,6 +150,57 @@ flat('invalidations', q{DO $$ BEGIN FOR i IN 1..N LOOP
 	PERFORM idem_once('k' || nextval('next'), store => 'second');
 	PERFORM idem_claim('k' || currval('next'), store => 'second');
 	COMMIT; END LOOP; END $$}, 300, 1500);
+
+flat('leases', q{DO $$ DECLARE k text; t bigint; BEGIN FOR i IN 1..N LOOP
+	k := 'k' || nextval('next');
+	t := token FROM idem_lease(k, '{"a":1}');
+	COMMIT;
+	PERFORM idem_checkpoint(k, t, '{"step":1}'), idem_extend(k, t, '1 h');
+	COMMIT;
+	PERFORM idem_complete(k, '{"b":1}'::json, t);
+	PERFORM idem_complete(k, '{"b":1}'::json, t);
+	PERFORM idem_provider_key(k);
+	COMMIT; END LOOP; END $$}, 2000, 8000);
+flat('leases that run out', q{DO $$ DECLARE k text; BEGIN FOR i IN 1..N LOOP
+	k := 'k' || nextval('next');
+	INSERT INTO idem_completions (key, status, lease_until)
+		VALUES (k, 'leased', '2000-01-01');
+	COMMIT;
+	PERFORM idem_try_lease(k), idem_try_claim(k);
+	BEGIN PERFORM idem_lease(k);
+	EXCEPTION WHEN SQLSTATE 'ID003' THEN NULL; END;
+	IF i % 3 = 0 THEN PERFORM idem_resolve(k, true, i);
+	ELSIF i % 3 = 1 THEN PERFORM idem_lease(k, on_uncertain => 'retry');
+	ELSE PERFORM idem_lease(k, on_uncertain => 'skip');
+	END IF;
+	COMMIT; END LOOP; END $$}, 1000, 4000);
+
+# And a million of all kinds in one: 16 calls in each turn
+flat('a million calls in one backend', q{DO $$
+	DECLARE k text; t bigint; n bigint := 0;
+	BEGIN FOR i IN 1..N LOOP
+	k := 'k' || nextval('next');
+	PERFORM idem_claim(k, '{"a":1}');
+	PERFORM idem_complete(k, '{"b":1}');
+	COMMIT;
+	n := n + count(*) FROM generate_series(1, 6) AS s,
+		idem_claim(left(k, 100 + s), '{"a":1.0}') WHERE NOT claimed;
+	t := token FROM idem_lease('l' || k);
+	COMMIT;
+	PERFORM idem_checkpoint('l' || k, t, '{"step":1}');
+	PERFORM idem_complete('l' || k, '1'::json, t);
+	BEGIN PERFORM idem_claim(k, '{"a":2}');
+	EXCEPTION WHEN SQLSTATE 'ID001' THEN n := n + 1; END;
+	BEGIN PERFORM idem_extend('l' || k, t, '1 h');
+	EXCEPTION WHEN SQLSTATE 'ID005' THEN n := n + 1; END;
+	BEGIN PERFORM idem_claim(NULL);
+	EXCEPTION WHEN null_value_not_allowed THEN n := n + 1; END;
+	BEGIN PERFORM idem_claim('saved'); PERFORM idem_once('also saved');
+		RAISE division_by_zero;
+	EXCEPTION WHEN division_by_zero THEN n := n + 1; END;
+	COMMIT; END LOOP;
+	IF n <> 10 * N THEN RAISE 'only % answers', n; END IF;
+	END $$}, 4000, 64000);
 
 my $holder = session($node);
 $holder->query(q{BEGIN; SELECT claimed FROM idem_claim('held');
