@@ -157,9 +157,11 @@ CALL idem_expire('store');
 
 -- Without the extension a store is a table with its rows, and still a store
 CREATE FUNCTION once(text, jsonb, regclass) RETURNS boolean AS '$libdir/idem', 'idem_once' LANGUAGE C;
+CREATE FUNCTION create_store(text, interval, int) RETURNS text AS '$libdir/idem', 'idem_create_store' LANGUAGE C;
 SET client_min_messages = error;
 DROP EXTENSION idem CASCADE;
 SELECT once('none', NULL, 'store'), once('nothing', NULL, 'store'), once('nothing', NULL, 'store');
+SELECT create_store('none', '1 day', 3);
 
 RESET search_path;
 DROP TABLE put_aside;
