@@ -65,6 +65,7 @@ inline claim()
 		if
 		:: d_step {
 				claim_state[k] = HELD; work[k] = level;
+				replaces[k] = (found != NONE);
 				found = NONE; found_in = 0
 			}
 		:: /* [make_good] a row for the lock */
@@ -91,19 +92,16 @@ inline replay()
 }
 
 /*
- * [idem_complete_claim]
+ * [idem_complete_claim]  Where the claim found nothing, the real one also asks
+ * the other generations whether a record was copied in since
+ * [idem_record_appeared]; claims must not need that.
  */
 inline complete()
 {
-	do
-	:: d_step { START_LOOKING }
-		look_everywhere();
-		if
-		:: in_flux == 0 -> break
-		:: else
-		fi;
-		!STILL_WRITES(in_flux); in_flux = 0
-	od;
+	if
+	:: has_row[k] || replaces[k] -> look_again()
+	:: else
+	fi;
 	if
 	:: (found != NONE && STATUS(found) != RELEASED) ||
 		(has_row[k] && found != CONTENT(RELEASED, me)) ->
@@ -126,6 +124,22 @@ inline complete()
 			}
 		fi
 	fi
+}
+
+/*
+ * [complete_released]
+ */
+inline look_again()
+{
+	do
+	:: d_step { START_LOOKING }
+		look_everywhere();
+		if
+		:: in_flux == 0 -> break
+		:: else
+		fi;
+		!STILL_WRITES(in_flux); in_flux = 0
+	od
 }
 
 /*
@@ -156,6 +170,7 @@ inline rollback_to_savepoint()
 			claim_state[r] = was_state[r]; has_row[r] = had_row[r];
 #endif
 			work[r] = had_work[r];
+			replaces[r] = replaces[r] && claim_state[r] == HELD;
 			was_state[r] = 0; had_row[r] = false; had_work[r] = 0
 		}
 		for (r : 0 .. GENERATIONS - 1) {
@@ -225,7 +240,7 @@ proctype Session(byte me; byte wanted)
 {
 	SESSION_STATE;
 	byte claim_state[KEYS], was_state[KEYS];
-	bool has_row[KEYS], had_row[KEYS];
+	bool has_row[KEYS], had_row[KEYS], replaces[KEYS];
 	byte work[KEYS], had_work[KEYS];	/* done in this transaction */
 	bool answered[KEYS];
 	bool failed;
@@ -251,7 +266,8 @@ proctype Session(byte me; byte wanted)
 			:: d_step {
 					/* [idem_release_claim] nothing was done; next time then */
 					claim_state[k] == HELD && failures > 0 ->
-					claim_state[k] = NOT_CLAIMED; has_row[k] = false;
+					claim_state[k] = NOT_CLAIMED;
+					has_row[k] = false; replaces[k] = false;
 					work[k] = 0; failures--; k++
 				}
 			:: d_step {
@@ -295,7 +311,7 @@ proctype Session(byte me; byte wanted)
 		d_step {
 			for (k : 0 .. KEYS - 1) {
 				claim_state[k] = NOT_CLAIMED; was_state[k] = 0;
-				has_row[k] = false; had_row[k] = false;
+				has_row[k] = false; had_row[k] = false; replaces[k] = false;
 				work[k] = 0; had_work[k] = 0
 			}
 			k = 0; failed = false; outcome = 0;

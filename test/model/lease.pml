@@ -167,8 +167,12 @@ inline attempt()
 		:: unlock()				/* nothing to resolve */
 		:: take_lease()
 		:: /* [idem_complete_claim] the lock stays to the end */
-			d_step { START_LOOKING }
-			look_everywhere();
+			if
+			:: found == NONE
+			:: else ->
+				d_step { START_LOOKING }
+				look_everywhere()
+			fi;
 			if
 			:: in_flux == 0 && !FINAL(found) && STATUS(found) != LEASED ->
 				write_record(CONTENT(COMPLETED, 0))

@@ -301,7 +301,7 @@ inline lock_current_generation()
 
 /*
  * Write the record of the key: new, or in the place of the one found.
- * [idem_record_write, find_locked, take_out, put]
+ * [idem_record_insert, idem_record_replace, find_locked, take_out, put]
  */
 inline write_record(content)
 {
