@@ -48,16 +48,6 @@ idem_index_beginscan(Relation heap, Relation index, Snapshot snapshot)
 #endif
 }
 
-static inline IndexScanDesc
-idem_index_beginscan_bitmap(Relation index, Snapshot snapshot)
-{
-#if PG_VERSION_NUM >= 180000
-	return index_beginscan_bitmap(index, snapshot, NULL, 1);
-#else
-	return index_beginscan_bitmap(index, snapshot, 1);
-#endif
-}
-
 /* 16 tells BRIN from indexes that need an entry for every version of a row */
 #if PG_VERSION_NUM < 160000
 typedef bool TU_UpdateIndexes;

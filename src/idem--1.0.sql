@@ -169,30 +169,35 @@ COMMENT ON FUNCTION idem_worker_status() IS
 'whether a worker expires records in the background, for the view idem_stores';
 
 CREATE VIEW idem_stores AS
-WITH generation AS (
-	SELECT store.oid AS store,
-		count(*) OVER (PARTITION BY store.oid) AS generations,
+WITH store AS MATERIALIZED ( -- so that the bookkeeping of each is read once
+	SELECT rel.oid AS store, s.*
+	FROM pg_catalog.pg_constraint con
+	JOIN pg_catalog.pg_class rel ON rel.oid = con.conrelid AND rel.relkind = 'p'
+		AND rel.relpersistence = 'p'
+	CROSS JOIN LATERAL @extschema@.idem_store_status(rel.oid::pg_catalog.regclass) s
+	WHERE con.conname = 'idem_check' AND con.contype = 'c'
+), generation AS (
+	SELECT store.*,
+		count(*) OVER (PARTITION BY store.store) AS generations,
 		number.generation,
 		part.oid AS partition,
 		greatest(part.reltuples, 0)::bigint AS records,
 		pg_catalog.pg_total_relation_size(part.oid) AS bytes,
 		pg_catalog.pg_relation_size(part.oid) = 0 AS is_empty,
-		@extschema@.idem_generation_sealed_at(store.oid::pg_catalog.regclass,
+		@extschema@.idem_generation_sealed_at(store.store::pg_catalog.regclass,
 			number.generation, part.oid::pg_catalog.regclass) AS sealed_at
-	FROM pg_catalog.pg_constraint con
-	JOIN pg_catalog.pg_class store ON store.oid = con.conrelid AND store.relkind = 'p'
-		AND store.relpersistence = 'p'
-	JOIN pg_catalog.pg_inherits inh ON inh.inhparent = store.oid
+	FROM store
+	JOIN pg_catalog.pg_inherits inh ON inh.inhparent = store.store
 	JOIN pg_catalog.pg_class part ON part.oid = inh.inhrelid
 	CROSS JOIN LATERAL (SELECT pg_catalog.substring(
 		pg_catalog.pg_get_expr(part.relpartbound, part.oid),
 		'^FOR VALUES IN \(''?(\d{1,3})''?\)$')::integer) AS number(generation)
-	WHERE con.conname = 'idem_check' AND con.contype = 'c' AND number.generation IS NOT NULL
+	WHERE number.generation IS NOT NULL
 ), state AS (
-	SELECT g.*, s.retention, s.filling_since, s.last_step_at, s.generations_expired, s.trouble,
-		CASE WHEN g.generation = s.current THEN 'filling' WHEN g.is_empty THEN 'empty'
-			WHEN g.sealed_at IS NOT NULL THEN 'sealed' ELSE 'full' END AS state
-	FROM generation g, @extschema@.idem_store_status(g.store::pg_catalog.regclass) s
+	SELECT *,
+		CASE WHEN generation = current THEN 'filling' WHEN is_empty THEN 'empty'
+			WHEN sealed_at IS NOT NULL THEN 'sealed' ELSE 'full' END AS state
+	FROM generation
 ), due AS (
 	SELECT *, CASE state
 		WHEN 'sealed' THEN sealed_at + retention

@@ -23,7 +23,7 @@
  * Locks: AccessShareLock on each partition and its index, one after the
  * other, released as soon as what was found has been copied out, so that a
  * transaction of many claims stays within its fast-path slots.  Nothing else
- * is waited for while one is held.  Only has_no_entry() locks an index alone.
+ * is waited for while one is held.
  *
  *-------------------------------------------------------------------------
  */
@@ -37,7 +37,6 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "executor/tuptable.h"
-#include "nodes/tidbitmap.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -332,48 +331,6 @@ idem_record_find(IdemStore **store, text *key, IdemRecord *record)
 }
 
 /*
- * Does the index of a generation have no entry of "key", whatever has become
- * of the row?  "false" means nothing.
- *
- * No lock on the partition is needed for that.  Whatever puts another file in
- * the place of the partition's (TRUNCATE, VACUUM FULL) also replaces the file
- * of the index, under an AccessExclusiveLock on the index that is held to the
- * end of its transaction.  REINDEX CONCURRENTLY, which waits for locks on the
- * partition, can retire an index while it is read here, but not before it was
- * seen to be the store's with its lock held: entries it does not get any more
- * are later than that.
- */
-static bool
-has_no_entry(const IdemStore *store, int generation, text *key)
-{
-	Oid			relid = store->part[generation].key_index;
-	Relation	index;
-	IndexScanDesc scan;
-	ScanKeyData skey;
-	TIDBitmap  *entries;
-	bool		result;
-
-	LockRelationOid(relid, AccessShareLock);
-	if (!idem_store_unchanged(store))
-	{
-		UnlockRelationOid(relid, AccessShareLock);
-		return false;
-	}
-	index = index_open(relid, NoLock);
-	scan = idem_index_beginscan_bitmap(index, SnapshotAny);
-	ScanKeyInit(&skey, 1, BTEqualStrategyNumber, F_TEXTEQ,
-				PointerGetDatum(key));
-	index_rescan(scan, &skey, 1, NULL, 0);
-	entries = tbm_create(64 * 1024, NULL);
-	(void) index_getbitmap(scan, entries);
-	result = tbm_is_empty(entries);
-	tbm_free(entries);
-	index_endscan(scan);
-	index_close(index, AccessShareLock);
-	return result;
-}
-
-/*
  * Has a record of "key" come into any generation "but" the one where the
  * unique index will tell?  For a writer that has found none before, and has
  * locked that partition: rows written without the key's lock are noticed if
@@ -398,7 +355,6 @@ idem_record_appeared(IdemStore **store, text *key, int but,
 	while (generation < (*store)->nparts)
 	{
 		if (generation == but ||
-			has_no_entry(*store, generation, key) ||
 			find_in_generation(*store, generation, key, snapshot, &record))
 			generation++;
 		else

@@ -132,42 +132,49 @@ sub wait_gate
 	return;
 }
 
-# A writer knows the old generation as the current one; meanwhile there are
-# flip and sealing
+# A writer knows the old generation as the current one; meanwhile there is a
+# flip
 
-foreach my $gone ('flip', 'flip and sealing')
+foreach my $where ('at the door', 'on its last look')
 {
-	my $store = $gone eq 'flip' ? 'writer1' : 'writer2';
+	my $store = $where eq 'at the door' ? 'writer1' : 'writer2';
 	new_store($store);
 	my $writer = warm_session($store);
 	my $expirer = warm_session($store);
 
 	$writer->query("BEGIN; SELECT idem_claim('k', store => '$store')");
 	sql("SELECT pass('$store', '1 day')");
-	if ($gone eq 'flip')
+	if ($where eq 'at the door')
 	{
-		# at the door of the old one: SHARE lets nobody write, and nobody seal
+		# of the old one: SHARE lets nobody write, and nobody seal
 		$keeper->query("BEGIN; LOCK TABLE ${store}_0 IN SHARE MODE");
 		$writer->send("SELECT idem_complete('k', '1', store => '$store')");
 		$writer->wait_blocked;
-		$expirer->query("CALL idem_expire('$store')");
-		is(truth($store), 'full filling empty empty|old0', "$gone: done");
+	}
+	else
+	{
+		# at the others, with the old one locked
+		stop_at($writer, "${store}_2",
+			"SELECT idem_complete('k', '1', store => '$store')");
+	}
+	$expirer->query("CALL idem_expire('$store')");
+	is(truth($store), 'full filling empty empty|old0', "flip, $where: done");
+	if ($where eq 'at the door')
+	{
 		$keeper->query('COMMIT');
 	}
 	else
 	{
-		# on its last look at the others
-		stop_at($writer, "${store}_2",
-			"SELECT idem_complete('k', '1', store => '$store')");
-		$expirer->query("CALL idem_expire('$store')");
-		is(truth($store), 'sealed filling empty empty|old0', "$gone: done");
 		go_on($writer);
 	}
-	is($writer->answer, '1', "$gone: the writer goes on");
+	is($writer->answer, '1', "flip, $where: the writer goes on");
+	# who got no further than the door holds no lock on the old one
+	my $old = $where eq 'at the door' ? 'sealed' : 'full';
+	$expirer->query("CALL idem_expire('$store')");
+	is(truth($store), "$old filling empty empty|old0", "flip, $where: $old");
 	$writer->query('COMMIT');
-	is( truth($store),
-		($gone eq 'flip' ? 'full' : 'sealed') . ' filling empty empty|k1 old0',
-		"$gone: it wrote into the new one");
+	is(truth($store), "$old filling empty empty|k1 old0",
+		"flip, $where: it wrote into the new one");
 	$_->quit foreach $writer, $expirer;
 }
 
