@@ -9,7 +9,7 @@
 PG_CONFIG ?= pg_config
 export PG_CONFIG
 
-HOUSE = check cassert coverage demo bench torture deps lint dist help ubsan valgrind
+HOUSE = check cassert coverage demo bench torture fuzz deps lint dist help ubsan valgrind
 
 # Writing into PostgreSQL's directories takes root.  As another user the house
 # asks sudo, unless those directories are the user's own.
@@ -71,6 +71,11 @@ torture:
 	+$(MAKE) --no-print-directory all
 	+$(MAKE_INSTALL)
 	test/torture/run --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
+
+#:  fuzz          hostile input, for SECONDS=600 each; the corpus grows
+fuzz:
+	test/deps all
+	test/fuzz/run -m $(or $(SECONDS),600)
 
 #:  deps          install what building and testing need (Debian, Ubuntu)
 deps:
