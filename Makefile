@@ -72,10 +72,10 @@ torture:
 	+$(MAKE_INSTALL)
 	test/torture/run --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
 
-#:  fuzz          hostile input, for SECONDS=600 each; the corpus grows
+#:  fuzz          hostile input, for SECONDS=600 on each target
 fuzz:
 	test/deps all
-	test/fuzz/run -m $(or $(SECONDS),600)
+	test/fuzz/run $(or $(SECONDS),600)
 
 #:  deps          install what building and testing need (Debian, Ubuntu)
 deps:
