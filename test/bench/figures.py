@@ -6,6 +6,9 @@ import select
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from psycopg import pq
 
@@ -163,14 +166,42 @@ class Instructions:
     """Instructions a call, which no noise can touch; test/bench/instructions counts them."""
 
     name, work = "instructions", "instructions of the server a call"
+    # What of them is spent below these functions, for the claim of a new key
+    parts = {"searches of an index": "_bt_first", "insertions into a B-tree": "_bt_doinsert",
+             "locks": "LockAcquireExtended", "heap insertion": "heap_insert",
+             "heap update": "heap_update"}
 
     def run(self, server, options):
-        done = subprocess.run([HERE / "instructions"], check=True, text=True, stdout=subprocess.PIPE)
-        counted = dict(line.rsplit(None, 1) for line in done.stdout.splitlines())
-        for what in dict.fromkeys(name.partition(": ")[2] for name in counted):
-            yield Figure(self.name, f"{self.work}: {what}",
-                         {name.partition(": ")[0]: f"{int(n):,}" for name, n in counted.items()
-                          if name.partition(": ")[2] == what})
+        with TemporaryDirectory() as tmp:
+            done = subprocess.run([HERE / "instructions", "--profile", tmp], check=True, text=True,
+                                  stdout=subprocess.PIPE)
+            counted = dict(line.rsplit(None, 1) for line in done.stdout.splitlines())
+            for what in dict.fromkeys(name.partition(": ")[2] for name in counted):
+                yield Figure(self.name, f"{self.work}: {what}",
+                             {name.partition(": ")[0]: f"{int(n):,}" for name, n in counted.items()
+                              if name.partition(": ")[2] == what})
+            for name in ("idem: claim and complete", "(b): claim and complete"):
+                more, less = (below(Path(tmp, f"{name}.{n}")) for n in (600, 100))
+                spent = {what: [(x - y) / 500 for x, y in zip(more[f], less[f])]
+                         for what, f in self.parts.items()}
+                yield Figure(self.name, f"of them, {name}", {
+                    what: f"{instructions:,.0f} in {calls:.0f}"
+                    for what, (calls, instructions) in spent.items()})
+
+
+def below(profile):
+    """For each function in callgrind's output: how often it was called, and what that cost."""
+    names, spent = {}, defaultdict(lambda: [0, 0])
+    with open(profile) as f:
+        for line in f:
+            if found := re.match(r"(c?fn)=\((\d+)\)(?: (.*))?$", line):
+                name = names.setdefault(found[2], found[3])
+                if found[1] == "cfn":
+                    called = name
+            elif found := re.match(r"calls=(\d+)", line):
+                spent[called][0] += int(found[1])
+                spent[called][1] += int(next(f).split()[1])
+    return spent
 
 
 TABLE = [Waiters(), Track(), Locks(), Memory(), Instructions()]
