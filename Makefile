@@ -75,7 +75,11 @@ torture:
 #:  fuzz          hostile input, for SECONDS=600 on each target
 fuzz:
 	test/deps all
+	+$(MAKE) --no-print-directory all
+	+$(MAKE_INSTALL)
 	test/fuzz/run $(or $(SECONDS),600)
+	test/with-cluster -o shared_preload_libraries=idem -o idem.worker=off \
+		test/fuzz/arguments --calls 50000 --seed $(or $(SEED),1)
 
 #:  deps          install what building and testing need (Debian, Ubuntu)
 deps:

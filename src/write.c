@@ -279,7 +279,6 @@ fetch_old(WriteState *ws, Relation heap, Oid store, text *key,
 		  const IdemRecord *old)
 {
 	ItemPointerData tid = old->tid;
-
 	bool		isnull;
 	Datum		value;
 	AttrNumber	column = get_attnum(RelationGetRelid(heap), "key");
