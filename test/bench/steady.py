@@ -207,7 +207,7 @@ class Steady:
     name, work = "steady", "steady state with expiry on"
 
     def run(self, server, options):
-        keys, seconds, pairs = (10_000_000, 300, 3) if options.size == "large" else (200_000, 30, 1)
+        keys, seconds, pairs = (10_000_000, 180, 2) if options.size == "large" else (200_000, 30, 1)
         keys, seconds = options.keys or keys, options.window or seconds
         setup_all(server, "e", rows=100_000, start=time.time(), retention=86400)
         speed = run_slice(server, Contender("(e)", "e/key", {"retention": 86400}), 8, "off", "-T", 5).tps
