@@ -168,7 +168,7 @@ idem_row_update(Relation heap, const IdemPartition *part, int generation,
  */
 bool
 idem_row_is_own(Relation heap, const IdemPartition *part, ItemPointer tid,
-		   text *key, Datum *attempts)
+				text *key, Datum *attempts)
 {
 	TupleTableSlot *slot = table_slot_create(heap, NULL);
 	bool		own = false;
@@ -357,7 +357,7 @@ idem_row_take_out(IdemStore *store, text *key, const IdemRecord *old)
  */
 void
 idem_row_write(IdemStore *store, Relation heap, text *key,
-					const IdemRecord *old, const IdemRecord *record)
+			   const IdemRecord *old, const IdemRecord *record)
 {
 	const IdemPartition *part = &store->part[store->current];
 	bool		in_place = old != NULL && old->generation == store->current;

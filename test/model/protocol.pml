@@ -301,7 +301,7 @@ inline lock_current_generation()
 
 /*
  * Write the record of the key: new, or in the place of the one found.
- * [idem_record_insert, idem_record_replace, find_locked, take_out, put]
+ * [idem_record_insert, idem_record_replace, find_locked, idem_row_take_out, put]
  */
 inline write_record(content)
 {
@@ -332,7 +332,7 @@ inline write_record(content)
 		lock_current_generation();
 		if
 		:: found != NONE && found_in != believed[me] ->
-			/* [take_out] */
+			/* [idem_row_take_out] */
 			d_step { CHANGE(ROW(found_in, k), NONE) }
 		:: else
 		fi;
