@@ -33,6 +33,7 @@ check:
 
 #:  cassert       tests on a server built with assertions (apt-get source)
 cassert:
+	test/deps all
 	test/deps server
 	test/cassert
 
